@@ -1,0 +1,86 @@
+// What comes into the control plane. Everything it knows arrives as one of these, in order.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kv/block_hash.h"
+#include "kv/layout.h"
+#include "proto/vocab/ids.h"
+#include "proto/vocab/result.h"
+
+namespace weft::controlplane {
+
+struct SamplingParams {
+  float temperature = 0;  // 0: greedy
+  uint32_t top_k = 0;     // 0: off
+  float top_p = 1;        // 1: off
+  uint64_t seed = 0;
+};
+
+// How a request (or the default) wants to be run.
+struct GroupingWish {
+  kv::Split prefill = kv::Split::kZigzag;
+  kv::DecodeWish decode;
+  kv::IndexKind index = kv::IndexKind::kCopied;
+};
+
+// Already checked by the shell for syntax and ranges; the control plane checks what only it can know
+// (room, model context).
+struct RequestArrived {
+  RequestId request{};
+  std::vector<uint32_t> prompt;          // at least one token
+  kv::BlockHash root;                    // namespace of its blocks
+  std::vector<kv::BlockHash> hashes;     // of the prompt's full blocks, in order (kv/block_hash.h)
+  SamplingParams sampling;
+  int64_t max_tokens = 16;
+  std::vector<uint32_t> stop_tokens;     // empty with ignore_eos
+  GroupingWish grouping;
+  bool use_prefix_cache = true;
+  bool digest = false;                   // digests need every row computed: no prefix hit is *used* for
+                                         // rows whose digest is wanted only if use_prefix_cache is false
+};
+
+struct CancelRequested {
+  RequestId request{};
+};
+
+// A stream's buffer is full (or has room again): the request is not scheduled meanwhile.
+struct PauseChanged {
+  RequestId request{};
+  bool paused = false;
+};
+
+struct Sample {
+  RequestId request{};
+  uint32_t sample_index = 0;
+  uint32_t token = 0;
+  bool not_finite = false;
+};
+
+// One rank has finished one step (of whichever attempt). Duplicates are ignored.
+struct StepAcknowledged {
+  StepId step{};
+  int rank = 0;
+  std::vector<Sample> samples;
+};
+
+// The plans in flight failed twice as they are. They will not be run; their sequences are to be retried
+// one at a time, and one that fails again alone ends with an error.
+struct PlansAbandoned {};
+
+// Change the grouping of one running request. Answered by a Regrouped notice with the same command number.
+struct RegroupRequested {
+  uint64_t command = 0;
+  RequestId request{};
+  bool has_prefill = false, has_decode = false, has_index = false;
+  GroupingWish wish;  // only the fields marked
+  bool dry_run = false;
+};
+
+using Event = std::variant<RequestArrived, CancelRequested, PauseChanged, StepAcknowledged, PlansAbandoned,
+                           RegroupRequested>;
+
+}  // namespace weft::controlplane

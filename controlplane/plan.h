@@ -1,0 +1,117 @@
+// What comes out of the control plane: the plan of the next step, and notices for the shell.
+//
+// Plan mirrors StepPlan in proto/worker.proto field by field (daemon/plan_codec.* turns one into the other)
+// plus the page-table writes that the shell applies to the control arena before it publishes the plan.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "controlplane/event.h"
+
+namespace weft::controlplane {
+
+// The pages of one block: [stream][rank], kNoPage where a rank does not hold it.
+struct BlockPages {
+  std::array<std::array<PageId, kMaxRanks>, kv::kStreams> page;
+  BlockPages() {
+    for (auto& stream : page) stream.fill(kNoPage);
+  }
+  friend bool operator==(const BlockPages&, const BlockPages&) = default;
+};
+
+// Entries [first_block, first_block + blocks.size()) of a table. Appended beyond what a plan in flight
+// reads, or written to a table that no plan in flight names.
+struct TableWrite {
+  TableId table{};
+  uint32_t version = 0;
+  int64_t first_block = 0;
+  std::vector<BlockPages> blocks;
+};
+
+struct PageCopy {
+  kv::Stream stream{};
+  int from_rank = 0;
+  PageId from_page{};
+  int to_rank = 0;
+  PageId to_page{};
+  RequestId request{};
+};
+
+struct TokenRef {
+  StepId step{};
+  uint32_t sample_index = 0;
+};
+
+struct Span {
+  RequestId request{};
+  TableId table{};
+  uint32_t table_version = 0;
+  int64_t start = 0;
+  int64_t rows = 0;
+  kv::Split split{};
+  kv::Grouping grouping;
+  int origin = 0;
+  int index_c = 1;
+  bool no_write = false;
+  bool prefill = false;
+  std::vector<uint32_t> tokens;  // literal inputs, or empty when has_input_ref
+  bool has_input_ref = false;
+  TokenRef input_ref;
+  bool sample = false;
+  uint32_t sample_index = 0;
+  int sampler_rank = 0;
+  SamplingParams sampling;
+  bool digest = false;
+};
+
+struct PaddedRows {
+  uint32_t prefill = 0, decode = 0, head = 0;
+};
+
+struct Plan {
+  StepId step{};
+  std::vector<TableWrite> table_writes;
+  std::vector<PageCopy> copies;
+  std::vector<Span> spans;
+  PaddedRows padded;
+};
+
+enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };
+const char* finish_reason_name(FinishReason reason);
+
+struct TokenNotice {
+  RequestId request{};
+  int64_t index = 0;
+  uint32_t token = 0;
+};
+
+// Prompt rows acknowledged so far.
+struct PrefillNotice {
+  RequestId request{};
+  int64_t done = 0;
+  int64_t total = 0;
+};
+
+struct FinishedNotice {
+  RequestId request{};
+  FinishReason reason{};
+  Error error;  // kError
+  int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+};
+
+struct RegroupedNotice {
+  uint64_t command = 0;
+  RequestId request{};
+  std::string before, after;  // "tp, index copied"
+  int64_t bytes_moved = 0;
+  int64_t pages_dropped = 0;
+  Error error;  // code kOk when done
+};
+
+using Notice = std::variant<TokenNotice, PrefillNotice, FinishedNotice, RegroupedNotice>;
+
+}  // namespace weft::controlplane

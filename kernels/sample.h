@@ -1,0 +1,20 @@
+// The next token of one row of logits.
+#pragma once
+
+#include <cstdint>
+
+namespace weft::kernels {
+
+struct Sampler {
+  float temperature = 0;  // 0: greedy (largest logit, ties to the lower id)
+  uint32_t top_k = 0;     // 0: off
+  float top_p = 1;        // 1: off
+  uint64_t seed = 0;
+};
+
+// Candidates are ordered by (logit descending, id ascending); top_k cuts first, then top_p keeps the shortest
+// prefix whose probability reaches top_p. The draw is Philox4x32-10 with key = seed and counter = position, so
+// a token depends on its row, seed and position only. All logits must be finite.
+uint32_t sample(const Sampler& p, const float* logits, int64_t vocabulary, uint64_t position);
+
+}  // namespace weft::kernels

@@ -1,0 +1,110 @@
+// The control arena: what the daemon tells workers without a copy, and what they report.
+//
+// One memfd, mapped by the daemon and every worker:
+//
+//   header │ rank state × W │ token table │ plan ring │ result ring × W │ page tables
+//
+// Plans are published by the daemon into a ring of kPlanSlots; each worker reads all of them in order. A plan
+// names page tables by id; the daemon writes table entries before it publishes the plan that reads them, and
+// never changes an entry that a plan in flight may read. Sampled tokens go into the token table, tagged with
+// their step, where the next plan may read them before the daemon has seen them.
+//
+// Single writer for every word: the daemon for header, plans and tables; rank r for its state, its result ring
+// and the token slots it samples.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "kv/layout.h"
+#include "kv/shared_memory.h"
+#include "proto/vocab/ids.h"
+
+namespace weft::kv {
+
+inline constexpr uint32_t kControlMagic = 0x57454654;  // "WEFT"
+inline constexpr uint32_t kControlVersion = 1;
+inline constexpr int kPlanSlots = 4;     // at most two plans are in flight
+inline constexpr int kResultSlots = 8;
+inline constexpr int kTokenSteps = 8;    // steps whose sampled tokens stay readable
+
+struct ControlLimits {
+  int rank_count = 0;
+  int64_t block_tokens = 0;
+  int64_t table_count = 0;
+  int64_t table_blocks = 0;       // blocks per table: ceil(max context / P)
+  int64_t max_samples = 0;        // sampled rows per step
+  int64_t plan_bytes_max = 0;     // one serialised StepPlan
+  int64_t result_bytes_max = 0;   // one serialised StepResult
+};
+size_t control_arena_bytes(const ControlLimits& limits);
+
+// What rank r is doing, for the supervisor and for naming a missing rank. Cache-line sized.
+struct alignas(64) RankState {
+  std::atomic<uint32_t> heartbeat;       // +1 at least every 200 ms while idle, and at every progress
+  std::atomic<uint32_t> step_low;        // low half of the step being run; 0 idle
+  std::atomic<uint32_t> layer;           // layer being run
+  std::atomic<uint32_t> exchange;        // exchange points passed in this epoch
+  std::atomic<uint32_t> waiting_for;     // mask of ranks it waits for at an exchange point; 0 computing
+  std::atomic<uint32_t> results_written; // futex word: results published in this arena's life
+  std::atomic<uint32_t> results_read;    // by the daemon
+};
+
+class ControlArena {
+ public:
+  // The daemon's side: formats a zeroed mapping. The workers': checks magic, version and size.
+  static Result<ControlArena> format(Mapping mapping, const ControlLimits& limits);
+  static Result<ControlArena> open(Mapping mapping);
+
+  const ControlLimits& limits() const;
+
+  // ---- abort: every wait of epoch e polls this; true once the daemon gave the epoch up.
+  void abort_epoch(Epoch epoch);                 // daemon; wakes plan waiters and exchange waiters
+  bool aborted(Epoch epoch) const;
+  const std::atomic<uint32_t>& abort_word() const;
+
+  // ---- plan ring. sequence numbers count published plans from 0 over the arena's life.
+  uint32_t plans_published() const;
+  // Daemon. CHECKs size and that no reader can still need the slot (two in flight at most).
+  void publish_plan(Epoch epoch, std::span<const std::byte> plan);
+  struct PlanView {
+    Epoch epoch{};
+    std::span<const std::byte> bytes;
+  };
+  // Worker: waits for plan number `sequence`, at most `timeout`; empty on timeout or abort of `epoch`.
+  std::optional<PlanView> wait_plan(uint32_t sequence, Epoch epoch, Duration timeout) const;
+
+  // ---- results. Worker: false if the ring stays full for `timeout` (the daemon is gone or stuck).
+  bool publish_result(int rank, std::span<const std::byte> result, Duration timeout);
+  // Daemon: the next unread result of a rank, if any; consumed.
+  std::optional<std::vector<std::byte>> take_result(int rank);
+
+  // ---- tokens. An entry is (low 32 bits of the step, token) in one atomic word.
+  void write_token(StepId step, uint32_t sample_index, uint32_t token);
+  // Empty until the token of that very step is there.
+  std::optional<uint32_t> read_token(StepId step, uint32_t sample_index) const;
+  // Waits for it; empty on abort or timeout.
+  std::optional<uint32_t> wait_token(StepId step, uint32_t sample_index, Epoch epoch, Duration timeout) const;
+
+  // ---- page tables: [table][block][stream][rank].
+  struct TableEntry {
+    PageId page[kStreams][kMaxRanks];
+  };
+  std::span<TableEntry> table(TableId id);              // daemon
+  std::span<const TableEntry> table(TableId id) const;  // worker
+  void set_table_version(TableId id, uint32_t version);
+  uint32_t table_version(TableId id) const;
+
+  RankState& rank_state(int rank);
+  const RankState& rank_state(int rank) const;
+
+ private:
+  struct Header;
+  Header* header() const;
+  Mapping mapping_;
+};
+
+}  // namespace weft::kv

@@ -1,0 +1,237 @@
+#include "kv/layout.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "proto/vocab/check.h"
+#include "proto/vocab/random.h"
+#include "proto/vocab/units.h"
+
+namespace weft::kv {
+
+int canonical_shard(int64_t block) { return residue_class(block, kShards); }
+
+int residue_class(int64_t block, int c) {
+  CHECK_GE(block, 0);
+  CHECK_GE(c, 1);
+  const int64_t modulus = kShards % c == 0 ? kShards : c;
+  const uint64_t turn = mix64(static_cast<uint64_t>(block / modulus)) % static_cast<uint64_t>(modulus);
+  const auto shard = static_cast<int>((static_cast<uint64_t>(block) + turn) % static_cast<uint64_t>(modulus));
+  return shard % c;
+}
+
+Pattern replicated() { return {PatternKind::kReplicated, 0}; }
+Pattern striped(int c) {
+  CHECK_GE(c, 1);
+  return c == 1 ? replicated() : Pattern{PatternKind::kStriped, c};
+}
+Pattern single(int rank) { return {PatternKind::kSingle, rank}; }
+
+std::string pattern_name(Pattern pattern) {
+  switch (pattern.kind) {
+    case PatternKind::kReplicated: return "replicated";
+    case PatternKind::kStriped: return "striped(" + std::to_string(pattern.argument) + ")";
+    case PatternKind::kSingle: return "single(" + std::to_string(pattern.argument) + ")";
+  }
+  return "?";
+}
+
+RankMask pattern_holders(Pattern pattern, int64_t block, int origin, int rank_count) {
+  switch (pattern.kind) {
+    case PatternKind::kReplicated: return all_ranks(rank_count);
+    case PatternKind::kSingle: return mask_of(pattern.argument);
+    case PatternKind::kStriped: {
+      const int c = pattern.argument;
+      CHECK_EQ(rank_count % c, 0);
+      RankMask mask = 0;
+      for (int rank = class_owner(residue_class(block, c), origin, c); rank < rank_count; rank += c) {
+        mask |= mask_of(rank);
+      }
+      return mask;
+    }
+  }
+  return 0;
+}
+
+std::string grouping_name(const Grouping& grouping, int rank_count) {
+  const bool whole = grouping.base == 0 && grouping.width == rank_count;
+  if (whole) return grouping.c == 1 ? "tp" : "dcp(" + std::to_string(grouping.c) + ")";
+  if (grouping.width == 1) return "dp(rank " + std::to_string(grouping.base) + ")";
+  return "(" + std::to_string(grouping.base) + "," + std::to_string(grouping.width) + "," +
+         std::to_string(grouping.c) + ")";
+}
+
+Result<DecodeWish> parse_decode(const std::string& text, int rank_count) {
+  DecodeWish wish;
+  if (text == "tp") {
+    wish = {DecodeKind::kTp, 1};
+  } else if (text == "dp") {
+    wish = {DecodeKind::kDp, 1};
+  } else if (text == "dcp") {
+    wish = {DecodeKind::kDcp, rank_count};
+  } else if (text.starts_with("dcp(") && text.ends_with(")")) {
+    wish.kind = DecodeKind::kDcp;
+    const char* first = text.data() + 4;
+    const char* last = text.data() + text.size() - 1;
+    const auto [end, failure] = std::from_chars(first, last, wish.c);
+    if (failure != std::errc{} || end != last) {
+      return error(ErrorCode::kInvalidArgument, "'" + text + "' is not a decode grouping", "decode");
+    }
+  } else {
+    return error(ErrorCode::kInvalidArgument, "'" + text + "' is not one of tp, dp, dcp, dcp(c)", "decode");
+  }
+  TRY_VOID(validate_decode(wish, rank_count));
+  return wish;
+}
+
+std::string decode_name(DecodeWish wish) {
+  switch (wish.kind) {
+    case DecodeKind::kTp: return "tp";
+    case DecodeKind::kDp: return "dp";
+    case DecodeKind::kDcp: return "dcp(" + std::to_string(wish.c) + ")";
+  }
+  return "?";
+}
+
+Result<void> validate_decode(DecodeWish wish, int rank_count) {
+  if (wish.kind != DecodeKind::kDcp) return {};
+  if (wish.c < 1 || wish.c > rank_count || rank_count % wish.c != 0) {
+    return error(ErrorCode::kInvalidArgument,
+                 "dcp(" + std::to_string(wish.c) + "): c must divide the number of workers, " +
+                     std::to_string(rank_count),
+                 "decode");
+  }
+  return {};
+}
+
+Result<IndexKind> parse_index(const std::string& text) {
+  if (text == "copied") return IndexKind::kCopied;
+  if (text == "split") return IndexKind::kSplit;
+  return error(ErrorCode::kInvalidArgument, "'" + text + "' is not one of copied, split", "index");
+}
+const char* index_name(IndexKind kind) { return kind == IndexKind::kCopied ? "copied" : "split"; }
+
+int index_split(const Grouping& grouping, IndexKind kind) {
+  if (kind == IndexKind::kCopied) return 1;
+  return grouping.c == 1 ? grouping.width : grouping.c;
+}
+
+Residency residency_of(const Grouping& grouping, IndexKind kind, int rank_count) {
+  if (grouping.width == 1 && rank_count > 1) return {single(grouping.base), single(grouping.base)};
+  CHECK(grouping.base == 0 && grouping.width == rank_count, "a group of several ranks spans all of them: ",
+        grouping.base, " ", grouping.width);
+  return {striped(grouping.c), striped(index_split(grouping, kind))};
+}
+
+Result<Split> parse_split(const std::string& text) {
+  if (text == "none") return Split::kShared;
+  if (text == "zigzag") return Split::kZigzag;
+  if (text == "interleave") return Split::kInterleave;
+  return error(ErrorCode::kInvalidArgument, "'" + text + "' is not one of none, zigzag, interleave", "prefill");
+}
+
+const char* split_name(Split split) {
+  switch (split) {
+    case Split::kShared: return "none";
+    case Split::kZigzag: return "zigzag";
+    case Split::kInterleave: return "interleave";
+  }
+  return "?";
+}
+
+int row_owner(Split split, int64_t row, int64_t row_count, int ranks) {
+  CHECK(split != Split::kShared);
+  CHECK(row >= 0 && row < row_count, row, " of ", row_count);
+  if (split == Split::kInterleave) return static_cast<int>(row % ranks);
+  const int64_t piece = row / ceil_div(row_count, 2 * ranks);
+  return static_cast<int>(piece < ranks ? piece : 2 * ranks - 1 - piece);
+}
+
+std::vector<int64_t> rows_of(Split split, int rank, int64_t row_count, int ranks) {
+  std::vector<int64_t> rows;
+  for (int64_t row = 0; row < row_count; ++row) {
+    if (row_owner(split, row, row_count, ranks) == rank) rows.push_back(row);
+  }
+  return rows;
+}
+
+std::vector<int64_t> causal_pairs(Split split, int64_t start, int64_t row_count, int ranks) {
+  std::vector<int64_t> pairs(static_cast<size_t>(ranks), 0);
+  for (int64_t row = 0; row < row_count; ++row) {
+    pairs[static_cast<size_t>(row_owner(split, row, row_count, ranks))] += start + row + 1;
+  }
+  return pairs;
+}
+
+Range segment_items(int segment, int64_t item_count) {
+  return {segment * item_count / kShards, (segment + 1) * item_count / kShards};
+}
+
+Range segment_columns(int segment, int64_t column_count) {
+  const Range units = segment_items(segment, ceil_div(column_count, kColumnUnit));
+  return {std::min(units.begin * kColumnUnit, column_count), std::min(units.end * kColumnUnit, column_count)};
+}
+
+Range owned_segments(int member, int width) {
+  return {int64_t{member} * kShards / width, int64_t{member + 1} * kShards / width};
+}
+
+Range owned_heads(int member, int width, int64_t head_count) {
+  const Range segments = owned_segments(member, width);
+  return {segments.begin * head_count / kShards, segments.end * head_count / kShards};
+}
+
+std::vector<TreeNode> tree_nodes(Range segments) {
+  std::vector<TreeNode> nodes;
+  auto at = static_cast<int>(segments.begin);
+  const auto end = static_cast<int>(segments.end);
+  while (at < end) {
+    int count = 1;
+    while (count < kShards && at % (2 * count) == 0 && at + 2 * count <= end) count *= 2;
+    nodes.push_back({at, count});
+    at += count;
+  }
+  return nodes;
+}
+
+namespace {
+double copies(Pattern pattern, int rank_count) {
+  switch (pattern.kind) {
+    case PatternKind::kReplicated: return rank_count;
+    case PatternKind::kStriped: return static_cast<double>(rank_count) / pattern.argument;
+    case PatternKind::kSingle: return 1;
+  }
+  return 0;
+}
+}  // namespace
+
+int64_t stored_bytes(const CacheGeometry& geometry, const Residency& residency, int64_t token_count, int origin,
+                     int rank, int rank_count) {
+  int64_t bytes = 0;
+  for (int64_t block = 0; block < ceil_div(token_count, geometry.block_tokens); ++block) {
+    if (holds(pattern_holders(residency.entries, block, origin, rank_count), rank)) {
+      bytes += geometry.page_bytes(Stream::kEntries);
+    }
+    if (holds(pattern_holders(residency.index_keys, block, origin, rank_count), rank)) {
+      bytes += geometry.page_bytes(Stream::kIndexKeys);
+    }
+  }
+  return bytes;
+}
+
+double bytes_per_token_per_rank(const CacheGeometry& geometry, const Residency& residency, int rank_count) {
+  return (static_cast<double>(geometry.stream(Stream::kEntries).token_bytes()) * copies(residency.entries, rank_count) +
+          static_cast<double>(geometry.stream(Stream::kIndexKeys).token_bytes()) *
+              copies(residency.index_keys, rank_count)) /
+         rank_count;
+}
+
+double capacity_factor(const CacheGeometry& geometry, const Residency& residency, int rank_count) {
+  return static_cast<double>(geometry.token_bytes()) / bytes_per_token_per_rank(geometry, residency, rank_count);
+}
+
+int64_t change_bytes(const CacheGeometry& geometry, Stream stream, RankMask old_holders, RankMask new_holders) {
+  return rank_count_of(new_holders & ~old_holders) * geometry.page_bytes(stream);
+}
+
+}  // namespace weft::kv

@@ -1,0 +1,179 @@
+// Where cache bytes belong: pure arithmetic on blocks, shards, ranks and bytes.
+//
+// Every process computes the same answers from the same few integers; nothing here has state. The
+// rules are those of docs/architecture.md, "Residency" and "Bits do not depend on the grouping".
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "proto/vocab/ids.h"
+#include "proto/vocab/result.h"
+
+namespace weft::kv {
+
+// V: the number of canonical attention shards and of row-parallel segments. A constant of the deployment.
+inline constexpr int kShards = 8;
+
+// v(b) = (b + h(b div V)) mod V: round robin, turned at random inside every run of V blocks, so that no
+// stride in a text loads one rank. h = mix64 (proto/vocab/random.h).
+int canonical_shard(int64_t block);
+
+// The residue class of block b when the cache is split over c ranks. For c dividing V it is
+// canonical_shard(b) mod c, so a rank owns a whole subtree of shards. For other c it is
+// (b + h(b div c)) mod c: even load, but tolerance instead of equal bits.
+int residue_class(int64_t block, int c);
+
+// The rank offset (0 … c−1 within its c ranks) that holds class k, and back: rank offset j holds the
+// blocks with (class + origin) mod c = j.
+constexpr int class_owner(int residue, int origin, int c) { return (residue + origin) % c; }
+constexpr int owned_class(int rank_offset, int origin, int c) {
+  return ((rank_offset - origin) % c + c) % c;
+}
+
+// ---- placement -------------------------------------------------------------------------------------
+
+enum class PatternKind : uint8_t { kReplicated = 0, kStriped = 1, kSingle = 2 };
+
+// Which ranks hold the blocks of one stream of one sequence.
+struct Pattern {
+  PatternKind kind = PatternKind::kReplicated;
+  int argument = 0;  // striped: c; single: the rank
+  friend bool operator==(const Pattern&, const Pattern&) = default;
+};
+Pattern replicated();
+Pattern striped(int c);  // striped(1) is replicated
+Pattern single(int rank);
+std::string pattern_name(Pattern pattern);  // "striped(4)"
+
+// The ranks that hold block b under a pattern, of W ranks. c divides W.
+RankMask pattern_holders(Pattern pattern, int64_t block, int origin, int rank_count);
+
+// ---- grouping --------------------------------------------------------------------------------------
+
+// An attention grouping: ranks [base, base+width), heads split over the width, cache split over c.
+// tp = (0, W, 1), dcp(c) = (0, W, c), dp on rank r = (r, 1, 1). c divides width.
+struct Grouping {
+  int base = 0;
+  int width = 1;
+  int c = 1;
+  bool contains(int rank) const { return rank >= base && rank < base + width; }
+  RankMask mask() const { return all_ranks(width) << base; }
+  friend bool operator==(const Grouping&, const Grouping&) = default;
+};
+std::string grouping_name(const Grouping& grouping, int rank_count);  // "tp", "dcp(4)", "dp(rank 2)"
+
+// What a person asks for; dp leaves the rank to the control plane.
+enum class DecodeKind : uint8_t { kTp = 0, kDcp = 1, kDp = 2 };
+struct DecodeWish {
+  DecodeKind kind = DecodeKind::kTp;
+  int c = 1;  // dcp only
+  friend bool operator==(const DecodeWish&, const DecodeWish&) = default;
+};
+// "tp", "dp", "dcp(4)"; "dcp" alone is dcp(W).
+Result<DecodeWish> parse_decode(const std::string& text, int rank_count);
+std::string decode_name(DecodeWish wish);
+// c divides W, else kInvalidArgument naming both.
+Result<void> validate_decode(DecodeWish wish, int rank_count);
+
+// How index keys are placed: a copy per attention group member, or split like the entries.
+enum class IndexKind : uint8_t { kCopied = 0, kSplit = 1 };
+Result<IndexKind> parse_index(const std::string& text);  // "copied", "split"
+const char* index_name(IndexKind kind);
+
+// Over how many ranks the index keys of a grouping are split: 1 when copied; c under dcp(c); the width under tp.
+int index_split(const Grouping& grouping, IndexKind kind);
+
+struct Residency {
+  Pattern entries;
+  Pattern index_keys;
+  friend bool operator==(const Residency&, const Residency&) = default;
+};
+// The residency that covers the reader map of a grouping at the lowest number of copies.
+Residency residency_of(const Grouping& grouping, IndexKind kind, int rank_count);
+
+// ---- rows of a prompt chunk over the ranks (PCP) -------------------------------------------------------
+
+enum class Split : uint8_t {
+  kShared = 0,      // "none": rows run under the decode grouping, like decode rows
+  kZigzag = 1,      // 2C pieces, rank r owns pieces r and 2C−1−r
+  kInterleave = 2,  // row i belongs to rank i mod C
+};
+Result<Split> parse_split(const std::string& text);  // "none", "zigzag", "interleave"
+const char* split_name(Split split);
+
+// The rank that owns row i of a chunk of n rows split over C ranks. Not for kShared. Pieces have
+// ceil(n / 2C) rows; the last ones may be short or empty.
+int row_owner(Split split, int64_t row, int64_t row_count, int ranks);
+// All rows of one rank, ascending.
+std::vector<int64_t> rows_of(Split split, int rank, int64_t row_count, int ranks);
+// (query row, key) pairs that each rank computes for a causal chunk that starts at position `start`.
+std::vector<int64_t> causal_pairs(Split split, int64_t start, int64_t row_count, int ranks);
+
+// ---- canonical parts of contractions ------------------------------------------------------------------
+
+// Half-open range [begin, end).
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+  bool empty() const { return begin >= end; }
+  friend bool operator==(const Range&, const Range&) = default;
+};
+// Part s of V of n items: [⌊s n / V⌋, ⌊(s+1) n / V⌋). Heads of an o_proj segment, experts of a leaf.
+Range segment_items(int segment, int64_t item_count);
+// Columns of dense-MLP segment s: units of 64 columns, the same floor rule, the last unit may be short.
+inline constexpr int64_t kColumnUnit = 64;
+Range segment_columns(int segment, int64_t column_count);
+// The segments that member i of a group of `width` ranks owns: [⌊i V / width⌋, ⌊(i+1) V / width⌋).
+Range owned_segments(int member, int width);
+// The heads of member i: those of its segments.
+Range owned_heads(int member, int width, int64_t head_count);
+
+// A node of the tree of contiguous halves over the V segments: segments [first, first + count), count a
+// power of two, first a multiple of count.
+struct TreeNode {
+  int first = 0;
+  int count = 0;
+  friend bool operator==(const TreeNode&, const TreeNode&) = default;
+};
+// The maximal tree nodes inside a range of segments, ascending. One node when the range is itself a node
+// (always so for widths 1, 2, 4, 8).
+std::vector<TreeNode> tree_nodes(Range segments);
+
+// ---- bytes ----------------------------------------------------------------------------------------------
+
+enum class Stream : uint8_t { kEntries = 0, kIndexKeys = 1 };
+inline constexpr int kStreams = 2;
+
+// One stream of cached data: how many layers keep it and what one token costs in one of them.
+struct StreamGeometry {
+  int64_t layers = 0;
+  int64_t bytes_per_token = 0;  // per layer
+  int64_t token_bytes() const { return layers * bytes_per_token; }
+  friend bool operator==(const StreamGeometry&, const StreamGeometry&) = default;
+};
+
+// A page holds P tokens of one stream for all its layers: [layer][P slots][bytes per token].
+struct CacheGeometry {
+  int64_t block_tokens = 64;  // P: a power of two, 8 … 256
+  std::array<StreamGeometry, kStreams> streams{};
+  const StreamGeometry& stream(Stream s) const { return streams[static_cast<size_t>(s)]; }
+  int64_t page_bytes(Stream s) const { return block_tokens * stream(s).token_bytes(); }
+  int64_t layer_bytes(Stream s) const { return block_tokens * stream(s).bytes_per_token; }
+  int64_t token_bytes() const { return streams[0].token_bytes() + streams[1].token_bytes(); }
+};
+
+// Bytes that one rank stores for n tokens under a residency, counted block by block (whole blocks).
+int64_t stored_bytes(const CacheGeometry& geometry, const Residency& residency, int64_t token_count, int origin,
+                     int rank, int rank_count);
+// The average over ranks and tokens, for tables of facts: bytes per token per rank.
+double bytes_per_token_per_rank(const CacheGeometry& geometry, const Residency& residency, int rank_count);
+// How many times more tokens fit than with everything replicated.
+double capacity_factor(const CacheGeometry& geometry, const Residency& residency, int rank_count);
+// Price of a change of holders: Σ |new − old| × page bytes.
+int64_t change_bytes(const CacheGeometry& geometry, Stream stream, RankMask old_holders, RankMask new_holders);
+
+}  // namespace weft::kv

@@ -1,0 +1,25 @@
+// The wire's error numbers are ErrorCode's: asserted here, once.
+#include "proto/client.pb.h"
+#include "proto/vocab/result.h"
+
+namespace weft {
+
+#define SAME(wire_name, name) static_assert(static_cast<int>(wire::wire_name) == static_cast<int>(ErrorCode::name))
+SAME(ERROR_OK, kOk);
+SAME(ERROR_INVALID_ARGUMENT, kInvalidArgument);
+SAME(ERROR_NOT_FOUND, kNotFound);
+SAME(ERROR_TOO_LARGE, kTooLarge);
+SAME(ERROR_RESOURCE_EXHAUSTED, kResourceExhausted);
+SAME(ERROR_FAILED_PRECONDITION, kFailedPrecondition);
+SAME(ERROR_UNAVAILABLE, kUnavailable);
+SAME(ERROR_DEADLINE_EXCEEDED, kDeadlineExceeded);
+SAME(ERROR_CANCELLED, kCancelled);
+SAME(ERROR_BAD_CHECKPOINT, kBadCheckpoint);
+SAME(ERROR_IO, kIo);
+SAME(ERROR_BAD_MESSAGE, kBadMessage);
+SAME(ERROR_UNSUPPORTED, kUnsupported);
+SAME(ERROR_NUMERICAL, kNumerical);
+SAME(ERROR_INTERNAL, kInternal);
+#undef SAME
+
+}  // namespace weft

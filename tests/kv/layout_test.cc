@@ -1,0 +1,205 @@
+// Goal: the layout arithmetic is what docs/architecture.md says, and reproduces published facts.
+#include "kv/layout.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+namespace weft::kv {
+namespace {
+
+TEST(CanonicalShard, EveryRunOfEightBlocksHasEveryShardOnce) {
+  for (int64_t run = 0; run < 10'000; ++run) {
+    unsigned seen = 0;
+    for (int64_t i = 0; i < kShards; ++i) seen |= 1u << canonical_shard(run * kShards + i);
+    ASSERT_EQ(seen, 0xffu) << "run " << run;
+  }
+}
+
+TEST(ResidueClass, DividesTheShardWhenCDividesV) {
+  for (int64_t block = 0; block < 5'000; ++block) {
+    for (int c : {1, 2, 4, 8}) ASSERT_EQ(residue_class(block, c), canonical_shard(block) % c);
+    for (int c : {3, 5, 6, 7}) ASSERT_LT(residue_class(block, c), c);
+  }
+}
+
+TEST(ResidueClass, NoStrideLoadsOneRank) {
+  for (int64_t stride : {2, 4, 8, 16, 64}) {
+    std::array<int, 8> count{};
+    for (int64_t i = 0; i < 4096; ++i) ++count[static_cast<size_t>(canonical_shard(i * stride))];
+    for (int n : count) EXPECT_NEAR(n, 512, 160) << "stride " << stride;
+  }
+}
+
+TEST(Pattern, HolderCounts) {
+  for (int W : {1, 2, 4, 8}) {
+    for (int64_t block = 0; block < 100; ++block) {
+      EXPECT_EQ(rank_count_of(pattern_holders(replicated(), block, 0, W)), W);
+      EXPECT_EQ(pattern_holders(single(W - 1), block, 0, W), mask_of(W - 1));
+      for (int c = 1; c <= W; c *= 2) {
+        for (int origin = 0; origin < c; ++origin) {
+          const RankMask mask = pattern_holders(striped(c), block, origin, W);
+          EXPECT_EQ(rank_count_of(mask), W / c);
+          for (int rank = 0; rank < W; ++rank) {
+            EXPECT_EQ(holds(mask, rank), rank % c == (canonical_shard(block) + origin) % c);
+            EXPECT_EQ(holds(mask, rank), owned_class(rank % c, origin, c) == residue_class(block, c));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Pattern, StripingFurtherOnlyDropsPages) {
+  CacheGeometry geometry{64, {StreamGeometry{78, 576}, StreamGeometry{21, 132}}};
+  for (int64_t block = 0; block < 200; ++block) {
+    for (int c : {1, 2, 4}) {
+      for (int k = 2; c * k <= 8; k *= 2) {
+        EXPECT_EQ(change_bytes(geometry, Stream::kEntries, pattern_holders(striped(c), block, 3, 8),
+                               pattern_holders(striped(c * k), block, 3, 8)),
+                  0);
+      }
+    }
+    EXPECT_EQ(change_bytes(geometry, Stream::kEntries, pattern_holders(striped(8), block, 3, 8), all_ranks(8)),
+              7 * geometry.page_bytes(Stream::kEntries));
+  }
+}
+
+// ---- the table of facts (GB = 2^30) --------------------------------------------------------------------
+
+constexpr int64_t kTokens128k = 128'000;
+CacheGeometry glm(int64_t entry_bytes) {
+  return {64, {StreamGeometry{78, entry_bytes}, StreamGeometry{21, 132}}};
+}
+double capacity(const CacheGeometry& geometry, int ranks, bool split) {
+  return capacity_factor(geometry, {striped(ranks), split ? striped(ranks) : replicated()}, ranks);
+}
+
+TEST(Facts, EntryAndIndexBytes) {
+  EXPECT_EQ(glm(576).stream(Stream::kEntries).token_bytes(), 44'928);
+  EXPECT_EQ(glm(576).stream(Stream::kIndexKeys).token_bytes(), 2'772);
+  EXPECT_NEAR(44'928.0 * kTokens128k / (1 << 30), 5.4, 0.05);
+}
+
+TEST(Facts, CapacityFactors) {
+  EXPECT_NEAR(capacity(glm(576), 2, false), 1.89, 0.005);
+  EXPECT_NEAR(capacity(glm(576), 4, false), 3.41, 0.005);
+  EXPECT_NEAR(capacity(glm(576), 8, false), 5.69, 0.005);
+  EXPECT_NEAR(capacity(glm(576), 72, false), 14.0, 0.05);
+  EXPECT_NEAR(capacity(glm(576), 1'000'000, false), 17.2, 0.01);
+  EXPECT_NEAR(capacity(glm(576), 8, true), 8.0, 1e-9);
+  // The 656-byte format of H200 class devices has factors of its own.
+  EXPECT_NEAR(capacity(glm(656), 8, false), 5.884, 0.0005);
+  EXPECT_NEAR(capacity(glm(656), 72, false), 15.49, 0.005);
+}
+
+TEST(Facts, BytesPerTokenPerRankAtEight) {
+  EXPECT_DOUBLE_EQ(bytes_per_token_per_rank(glm(576), {striped(8), replicated()}, 8), 8'388);
+  EXPECT_DOUBLE_EQ(bytes_per_token_per_rank(glm(576), {striped(8), striped(8)}, 8), 5'962.5);
+}
+
+TEST(Facts, OneMillionTokens) {
+  // 656 B × 78 + 132 B × 21 + one draft layer of 788 B.
+  const int64_t token_bytes = glm(656).token_bytes() + 788;
+  EXPECT_EQ(token_bytes, 54'728);
+  const double gib = static_cast<double>(token_bytes) * (1 << 20) / (1 << 30);
+  EXPECT_NEAR(gib, 53.4, 0.05);
+  EXPECT_NEAR(gib / 8, 6.7, 0.05);
+}
+
+TEST(Facts, GatheredPerLayer) { EXPECT_NEAR(576.0 * kTokens128k / (1 << 20), 70, 0.5); }
+
+TEST(Facts, CausalPairs) {
+  const auto pairs = causal_pairs(Split::kInterleave, 0, kTokens128k, 8);
+  EXPECT_NEAR(static_cast<double>(std::accumulate(pairs.begin(), pairs.end(), int64_t{0})), 8.2e9, 0.01e9);
+}
+
+TEST(Facts, ContiguousSplitIsUneven) {
+  // 16 tokens on 4 ranks in contiguous quarters: 58 against 10 pairs.
+  auto quarter = [](int64_t first) { return 4 * first + 1 + 2 + 3 + 4; };
+  EXPECT_EQ(quarter(12), 58);
+  EXPECT_EQ(quarter(0), 10);
+  const auto zigzag = causal_pairs(Split::kZigzag, 0, 16, 4);
+  EXPECT_EQ(zigzag, (std::vector<int64_t>{34, 34, 34, 34}));
+  EXPECT_EQ(causal_pairs(Split::kInterleave, 0, 16, 4), (std::vector<int64_t>{28, 32, 36, 40}));
+}
+
+TEST(Zigzag, EveryRanksTwoPiecesCostTogetherTwoCUnits) {
+  // In units of a piece squared (halves): piece p costs 2p + 1; pieces r and 2C−1−r cost 4C together,
+  // that is 2C units of a whole piece square.
+  for (int C : {2, 4, 8}) {
+    const int64_t rows = 2 * C * 100;
+    const auto pairs = causal_pairs(Split::kZigzag, 0, rows, C);
+    for (int64_t n : pairs) EXPECT_EQ(n, pairs[0]);
+    EXPECT_NEAR(static_cast<double>(pairs[0]) / (100.0 * 100.0), 2 * C, 0.02 * C);
+  }
+}
+
+TEST(Split, EveryRowHasOneOwner) {
+  for (int C : {1, 2, 3, 4, 8}) {
+    for (int64_t rows : {1, 2, 7, 15, 16, 17, 64, 200}) {
+      for (Split split : {Split::kZigzag, Split::kInterleave}) {
+        int64_t total = 0;
+        for (int rank = 0; rank < C; ++rank) total += static_cast<int64_t>(rows_of(split, rank, rows, C).size());
+        EXPECT_EQ(total, rows);
+      }
+    }
+  }
+}
+
+// ---- canonical parts ---------------------------------------------------------------------------------------
+
+TEST(Segments, PartitionHeadsColumnsAndRanks) {
+  for (int64_t n : {1, 3, 4, 8, 9, 16, 64, 128}) {
+    int64_t at = 0;
+    for (int s = 0; s < kShards; ++s) {
+      EXPECT_EQ(segment_items(s, n).begin, at);
+      at = segment_items(s, n).end;
+    }
+    EXPECT_EQ(at, n);
+  }
+  for (int64_t n : {32, 64, 96, 500, 512, 2048}) {
+    int64_t at = 0;
+    for (int s = 0; s < kShards; ++s) {
+      EXPECT_EQ(segment_columns(s, n).begin, at);
+      at = segment_columns(s, n).end;
+    }
+    EXPECT_EQ(at, n);
+  }
+  for (int W = 1; W <= 8; ++W) {
+    int64_t at = 0;
+    for (int member = 0; member < W; ++member) {
+      EXPECT_EQ(owned_segments(member, W).begin, at);
+      at = owned_segments(member, W).end;
+      EXPECT_EQ(owned_heads(member, W, 64).begin, segment_items(static_cast<int>(owned_segments(member, W).begin), 64).begin);
+      if (kShards % W == 0) {
+        EXPECT_EQ(tree_nodes(owned_segments(member, W)).size(), 1u);
+      }
+    }
+    EXPECT_EQ(at, kShards);
+  }
+  EXPECT_EQ(tree_nodes({1, 6}), (std::vector<TreeNode>{{1, 1}, {2, 2}, {4, 2}}));
+}
+
+TEST(Wishes, ParseAndRefuse) {
+  EXPECT_EQ(parse_decode("dcp(4)", 8).value(), (DecodeWish{DecodeKind::kDcp, 4}));
+  EXPECT_EQ(parse_decode("dcp", 8).value(), (DecodeWish{DecodeKind::kDcp, 8}));
+  for (const char* bad : {"dcp(3)", "dcp(16)", "dcp(0)", "dcp()", "dcp(4", "dcp(4x)", "dcp(-1)", "pp", ""}) {
+    const auto result = parse_decode(bad, 8);
+    ASSERT_FALSE(result.has_value()) << bad;
+    EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_EQ(result.error().field, "decode");
+  }
+}
+
+TEST(Residency, FollowsTheGrouping) {
+  EXPECT_EQ(residency_of({0, 8, 1}, IndexKind::kCopied, 8), (Residency{replicated(), replicated()}));
+  EXPECT_EQ(residency_of({0, 8, 1}, IndexKind::kSplit, 8), (Residency{replicated(), striped(8)}));
+  EXPECT_EQ(residency_of({0, 8, 4}, IndexKind::kCopied, 8), (Residency{striped(4), replicated()}));
+  EXPECT_EQ(residency_of({0, 8, 4}, IndexKind::kSplit, 8), (Residency{striped(4), striped(4)}));
+  EXPECT_EQ(residency_of({3, 1, 1}, IndexKind::kSplit, 8), (Residency{single(3), single(3)}));
+  EXPECT_EQ(residency_of({0, 1, 1}, IndexKind::kSplit, 1), (Residency{replicated(), replicated()}));
+}
+
+}  // namespace
+}  // namespace weft::kv

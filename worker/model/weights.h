@@ -1,0 +1,74 @@
+// The packed weights of a model, in the weight arena, and how they get there.
+//
+// The layout of the arena is a pure function of configuration and weight dtype, so every worker computes the same
+// one. Each tensor has one writer (tensor i is packed by rank i mod W) and a seal: the XXH3 of its packed bytes, in
+// the arena's directory, without which nobody reads it. A respawned worker finds the seals and packs nothing.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/gemm.h"
+#include "worker/model/config.h"
+
+namespace weft::worker {
+
+struct Mlp {  // SwiGLU
+  kernels::PackedMatrix gate, up;  // [width, hidden]
+  kernels::PackedMatrix down;      // [hidden, width]
+};
+
+struct LayerWeights {
+  const float* input_norm = nullptr;           // [hidden]
+  const float* post_attention_norm = nullptr;  // [hidden]
+  kernels::PackedMatrix q_a;                   // [q_lora_rank, hidden]; empty (k = 0) without q_lora_rank
+  const float* q_a_norm = nullptr;
+  kernels::PackedMatrix q_b;   // heads groups of [nope + rope, q_lora_rank]; of [.., hidden] without q_lora_rank
+  kernels::PackedMatrix kv_a;  // [latent + rope, hidden]
+  const float* kv_a_norm = nullptr;
+  kernels::PackedMatrix w_uk;  // heads groups of [latent, nope]: q̃ = W_UKᵀ q_nope
+  kernels::PackedMatrix w_uv;  // heads groups of [value, latent]
+  kernels::PackedMatrix o;     // [hidden, heads · value]
+
+  // Indexer::kFull only.
+  kernels::PackedMatrix index_q;        // index_heads groups of [index_width, q_lora_rank]
+  kernels::PackedMatrix index_k;        // [index_width, hidden]
+  const float* index_k_norm = nullptr;  // LayerNorm weight, bias: [index_width]
+  const float* index_k_norm_bias = nullptr;
+  kernels::PackedMatrix index_weights;  // [index_heads, hidden], always float32
+
+  Mlp dense;                         // FeedForward::kDense
+  kernels::PackedMatrix router;      // [experts, hidden], always float32
+  const float* router_bias = nullptr;  // [experts]
+  std::vector<Mlp> experts;
+  Mlp shared;                        // shared_width 0: empty
+};
+
+struct ModelWeights {
+  DType dtype = DType::kF32;
+  const std::byte* embedding = nullptr;  // [vocabulary][hidden], dtype, rows as stored (not packed)
+  std::vector<LayerWeights> layers;
+  const float* final_norm = nullptr;
+  kernels::PackedMatrix head;  // [vocabulary, hidden]
+};
+
+// Bytes of the weight arena, directory included.
+int64_t weight_arena_bytes(const ModelConfig& config, DType dtype);
+
+struct LoadCounts {
+  int64_t tensors_done = 0, tensors_total = 0;  // of this rank's share
+  int64_t bytes_done = 0, bytes_total = 0;
+};
+
+// Opens the checkpoint (model.safetensors, or the shards of model.safetensors.index.json), checks that every
+// expected tensor is there exactly once with the right shape and that nothing else is, and packs this rank's
+// unsealed share into the arena. `progress` is called now and then. kBadCheckpoint names file and tensor.
+Result<LoadCounts> load_weights(const std::string& folder, const ModelConfig& config, DType dtype, std::byte* arena,
+                                int64_t arena_bytes, int rank, int rank_count,
+                                const std::function<void(const LoadCounts&)>& progress);
+
+// Views into an arena whose tensors are all sealed; kFailedPrecondition names the first that is not.
+Result<ModelWeights> view_weights(const ModelConfig& config, DType dtype, const std::byte* arena, int64_t arena_bytes);
+
+}  // namespace weft::worker

@@ -1,0 +1,53 @@
+// Runs one step plan on one rank: the forward pass, its exchange points, sampling, and the result.
+//
+// Owns scratch memory only; everything a later step needs is in the arenas. One thread calls run(); kernels
+// spread work over `parallel`.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kv/control_arena.h"
+#include "kv/page_pool.h"
+#include "proto/vocab/result.h"
+#include "proto/worker.pb.h"
+#include "worker/comm/exchange.h"
+#include "worker/model/config.h"
+#include "worker/model/weights.h"
+
+namespace weft::worker {
+
+struct RunnerSetup {
+  const ModelConfig* config = nullptr;
+  const ModelWeights* weights = nullptr;
+  DType cache_dtype = DType::kF32;
+  int64_t block_tokens = 64;
+  int64_t max_step_rows = 0;
+  int rank = 0;
+  kv::ControlArena* control = nullptr;
+  std::vector<kv::PagePool> pools;  // by rank
+  Exchange* exchange = nullptr;
+  kernels::Parallel* parallel = nullptr;
+  // Tests: called with every full row of logits at the rank that holds it.
+  std::function<void(uint64_t request, int64_t position, std::span<const float> logits)> on_logits;
+};
+
+// The outbox that the exchange points of a step of `max_step_rows` rows need, for any plan.
+size_t outbox_bytes(const ModelConfig& config, DType cache_dtype, int rank_count, int64_t max_step_rows);
+
+class StepRunner {
+ public:
+  explicit StepRunner(RunnerSetup setup);
+  ~StepRunner();
+  // kCancelled: the epoch was aborted in the middle. Other errors end the worker.
+  Result<wire::StepResult> run(const wire::StepPlan& plan, Epoch epoch);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace weft::worker
