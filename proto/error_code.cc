@@ -20,6 +20,7 @@ SAME(ERROR_BAD_MESSAGE, kBadMessage);
 SAME(ERROR_UNSUPPORTED, kUnsupported);
 SAME(ERROR_NUMERICAL, kNumerical);
 SAME(ERROR_INTERNAL, kInternal);
+SAME(ERROR_NOT_PERMITTED, kNotPermitted);
 #undef SAME
 
 }  // namespace weft

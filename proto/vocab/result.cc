@@ -19,6 +19,7 @@ const char* error_code_name(ErrorCode code) {
     case ErrorCode::kUnsupported: return "unsupported";
     case ErrorCode::kNumerical: return "numerical";
     case ErrorCode::kInternal: return "internal";
+    case ErrorCode::kNotPermitted: return "not_permitted";
   }
   return "internal";
 }

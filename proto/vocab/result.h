@@ -29,6 +29,7 @@ enum class ErrorCode : int {
   kUnsupported = 12,        // well-formed, known, not served by this build or model
   kNumerical = 13,          // logits held NaN or infinity
   kInternal = 14,           // our bug, contained
+  kNotPermitted = 15,       // the caller is not the owner
 };
 
 // "invalid_argument", …: the stable name used in JSON and logs.
