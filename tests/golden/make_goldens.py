@@ -105,7 +105,8 @@ def make_weights(c, rng):
     head, r, r_q = c["qk_nope_head_dim"] + rope, c["kv_lora_rank"], c["q_lora_rank"]
     # Small activations in front of a norm make its epsilon count.
     small = 0.01 if c["model_type"] == "glm_moe_dsa" else 1.0
-    w = {"model.embed_tokens.weight": matrix(c["vocab_size"], d, 2.0 * small)}
+    gain = 0.7 if c["tie_word_embeddings"] else 2.0 * small
+    w = {"model.embed_tokens.weight": matrix(c["vocab_size"], d, gain)}
     for layer in range(c["num_hidden_layers"]):
         p = f"model.layers.{layer}."
         a = p + "self_attn."
