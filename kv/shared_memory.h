@@ -41,10 +41,12 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// A sealed-size memfd (F_SEAL_SHRINK | F_SEAL_GROW). Pages are zero and take no memory until touched.
+// A sealed-size memfd (F_SEAL_SHRINK | F_SEAL_GROW), so that no holder of the descriptor can take pages away
+// from under another. Pages are zero and take no memory until touched. 0 bytes is allowed.
 Result<Descriptor> create_memory(const std::string& label, size_t bytes);
 
-// A shared mapping of a memfd; unmapped by the destructor. Check that the descriptor really is that large.
+// A shared mapping of a memfd; unmapped by the destructor. map() refuses (kInvalidArgument) a descriptor that
+// is smaller than `bytes`. 0 bytes: an empty mapping.
 class Mapping {
  public:
   Mapping() = default;
@@ -60,8 +62,9 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
-// Touches every page of [data, data + bytes) (writes nothing that changes a value), for pre-faulting.
-void touch_pages(std::byte* data, size_t bytes);
+// Pre-faults every page of a mapping's part, for writing; changes no value. `data` is page-aligned.
+// kResourceExhausted: there is not that much memory (found out here, at start, instead of by SIGBUS later).
+Result<void> touch_pages(std::byte* data, size_t bytes);
 
 // Waits until *word != expected, or a wake, or the timeout; spurious returns are allowed. Works across
 // processes. Wakes: all waiters.

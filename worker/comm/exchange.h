@@ -1,13 +1,20 @@
 // Exchange points: every rank publishes its outbox, waits for all others, and reads from their outboxes.
 //
-// A rank takes part in every exchange point of a step, with whatever it owes, possibly nothing; which points a
-// step has follows from the plan alone. Groups are address maps (worker/comm/routes.h), not communicators.
+// A rank takes part in every exchange point of a step, with whatever it owes, possibly nothing; which points
+// a step has follows from the plan alone. Groups are address maps (worker/comm/routes.h), not communicators.
 //
-// Each rank's mailbox holds two outboxes, used alternately by exchange number. Because every rank passes every
-// point, a rank that fills outbox n mod 2 knows that all have finished reading exchange n − 2: a reader
+// Each rank's mailbox holds two outboxes, used alternately by exchange number. Because every rank passes
+// every point, a rank that fills outbox n mod 2 knows that all have finished reading exchange n − 2: a reader
 // finishes reading exchange n − 1 before it publishes n.
 //
-// A wait spins shortly, then sleeps on a futex; it polls the abort word and has a deadline. One thread per rank.
+// Each rank has one flag in the control arena: (epoch mod 2^7, points published mod 2^24). A flag of an older
+// epoch never matches, so a new epoch starts at zero without any order between the ranks; and because no rank
+// can be more than one point ahead, comparing modulo is exact. The last rank to arrive rings the exchange
+// bell once for all sleepers; an abort rings it too. A rank that is killed before it rings leaves sleepers
+// behind, which the abort that follows every death wakes.
+//
+// A wait spins shortly (worker/spin.h; not at all when there are more busy threads than cores), then sleeps
+// on the bell; it polls the abort word and has a deadline. One thread per rank.
 #pragma once
 
 #include <cstddef>
@@ -23,23 +30,30 @@
 namespace weft::worker {
 
 enum class ExchangePoint : uint8_t {
-  kCopies, kEntries, kPartials, kAttentionSums, kFeedForwardSums, kHeadRows, kLogits,
+  kCopies,
+  kEntries,
+  kPartials,
+  kAttentionSums,
+  kFeedForwardSums,
+  kHeadRows,
+  kLogits,
 };
 const char* exchange_point_name(ExchangePoint point);
 
-// Bytes of one rank's mailbox whose outboxes hold `outbox_bytes` each.
+// Bytes of one rank's mailbox whose outboxes hold `outbox_bytes` each. An outbox starts at a cache line.
 size_t mailbox_bytes(size_t outbox_bytes);
 
 class Exchange {
  public:
-  // mailboxes[r] is rank r's mailbox, mapped here; zeroed memory. The arena outlives this.
+  // mailboxes[r] is rank r's mailbox, mapped here, `mailbox_bytes` each; what they hold does not matter. The
+  // arena outlives this. begin_epoch() comes before the first pass().
   Exchange(kv::ControlArena& control, std::vector<std::byte*> mailboxes, size_t mailbox_bytes, int rank);
 
-  // Restarts at exchange 0. Every rank does this before any rank passes a point of the epoch (the daemon begins
-  // an epoch only when all ranks wait for it, and each rank resets its own flag before it says so: reset()).
-  void reset();
+  // Restarts at exchange 0. The daemon begins an epoch only when every rank has left the one before or is
+  // reaped: nobody still reads an outbox.
   void begin_epoch(Epoch epoch);
-  void set_deadline(Duration deadline) { deadline_ = deadline; }  // of one wait; default 60 s
+  void set_deadline(Duration deadline) { deadline_ = deadline; }  // of one pass(); default 60 s
+  void set_spin(Duration spin) { spin_ = spin; }                  // default: spin_time(rank count)
 
   // Where to write for the next point. 64-byte aligned.
   std::span<std::byte> outbox();
@@ -51,17 +65,24 @@ class Exchange {
 
   int rank() const { return rank_; }
   int rank_count() const { return static_cast<int>(mailboxes_.size()); }
-  uint32_t passed() const { return passed_; }          // in this epoch
-  Duration waited() const { return waited_; }          // in this epoch, inside pass()
+  uint32_t passed() const { return passed_; }  // in this epoch
+  Duration waited() const { return waited_; }  // in this epoch, inside pass()
 
  private:
+  // Ranks that have not published point `target`.
+  RankMask missing(uint32_t target) const;
+  // Returns when nobody is missing, at abort, or at the deadline; what is missing then.
+  RankMask wait_for_all(uint32_t target);
+  std::byte* outbox_of(int rank, uint32_t point) const;
+
   kv::ControlArena& control_;
   std::vector<std::byte*> mailboxes_;
   size_t outbox_bytes_ = 0;
   int rank_ = 0;
   Epoch epoch_{};
   uint32_t passed_ = 0;
-  Duration deadline_;
+  Duration deadline_ = std::chrono::seconds(60);
+  Duration spin_;
   Duration waited_{0};
 };
 

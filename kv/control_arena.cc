@@ -1,0 +1,325 @@
+#include "kv/control_arena.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "proto/vocab/check.h"
+#include "proto/vocab/units.h"
+
+namespace weft::kv {
+namespace {
+
+constexpr size_t kLine = 64;
+
+size_t padded(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+// a − b of numbers that run over 2^32 and are never far apart.
+int32_t ahead(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b); }
+
+Result<void> check_limits(const ControlLimits& limits) {
+  auto in = [](const char* field, int64_t value, int64_t min, int64_t max) -> Result<void> {
+    if (value >= min && value <= max) return {};
+    return error(ErrorCode::kInvalidArgument,
+                 std::to_string(value) + " is not in " + std::to_string(min) + " … " + std::to_string(max),
+                 field);
+  };
+  TRY_VOID(in("rank_count", limits.rank_count, 1, kMaxRanks));
+  TRY_VOID(in("block_tokens", limits.block_tokens, 1, int64_t{1} << 20));
+  TRY_VOID(in("table_count", limits.table_count, 1, int64_t{1} << 20));
+  TRY_VOID(in("table_blocks", limits.table_blocks, 1, int64_t{1} << 24));
+  TRY_VOID(in("max_samples", limits.max_samples, 1, int64_t{1} << 20));
+  TRY_VOID(in("plan_bytes_max", limits.plan_bytes_max, 1, kGiB));
+  TRY_VOID(in("result_bytes_max", limits.result_bytes_max, 1, kGiB));
+  return {};
+}
+
+// Waits on `bell` until `done()`; false on timeout. `done` is asked again after every ring.
+template <typename Done>
+bool wait_for_bell(const std::atomic<uint32_t>& bell, Duration timeout, Done done) {
+  const Time start = monotonic_now();
+  for (;;) {
+    const uint32_t heard = bell.load(std::memory_order_seq_cst);
+    if (done()) return true;
+    const Duration left = timeout - (monotonic_now() - start);
+    if (left <= Duration::zero()) return false;
+    futex_wait(bell, heard, left);
+  }
+}
+
+}  // namespace
+
+struct ControlArena::Header {
+  uint32_t magic;
+  uint32_t version;
+  ControlLimits limits;
+  alignas(kLine) std::atomic<uint32_t> aborted_epoch;  // the highest epoch given up; 0: none
+  alignas(kLine) std::atomic<uint32_t> plans_published;
+  std::atomic<uint32_t> plan_bell;  // rung by a new plan and by an abort
+  alignas(kLine) std::atomic<uint32_t> token_bell;
+  std::atomic<uint32_t>
+      token_waiters;  // a waiter that was killed leaves it too high: needless wakes, no harm
+  ExchangeBell exchange_bell;
+};
+struct ControlArena::PlanSlot {
+  uint32_t sequence, epoch, bytes;
+  std::byte* data() { return reinterpret_cast<std::byte*>(this) + sizeof(PlanSlot); }
+};
+struct ControlArena::ResultSlot {
+  uint64_t bytes;
+  std::byte* data() { return reinterpret_cast<std::byte*>(this) + sizeof(ResultSlot); }
+};
+
+ControlArena::Layout::Layout(const ControlLimits& limits) {
+  const auto ranks = static_cast<size_t>(limits.rank_count);
+  const auto tables_count = static_cast<size_t>(limits.table_count);
+  plan_stride = padded(sizeof(PlanSlot) + static_cast<size_t>(limits.plan_bytes_max));
+  result_stride = padded(sizeof(ResultSlot) + static_cast<size_t>(limits.result_bytes_max));
+  states = padded(sizeof(Header));
+  flags = states + ranks * sizeof(RankState);
+  tokens = flags + ranks * sizeof(ExchangeFlag);
+  plans = tokens + padded(size_t{kTokenSteps} * static_cast<size_t>(limits.max_samples) * sizeof(uint64_t));
+  results = plans + size_t{kPlanSlots} * plan_stride;
+  versions = results + ranks * size_t{kResultSlots} * result_stride;
+  tables = versions + padded(tables_count * sizeof(uint32_t));
+  total = tables + tables_count * static_cast<size_t>(limits.table_blocks) * sizeof(TableEntry);
+}
+
+size_t control_arena_bytes(const ControlLimits& limits) {
+  check_limits(limits).value();
+  return ControlArena::Layout(limits).total;
+}
+
+ControlArena::ControlArena(Mapping mapping, const ControlLimits& limits)
+    : mapping_(std::move(mapping)), limits_(limits), layout_(limits) {}
+
+Result<ControlArena> ControlArena::format(Mapping mapping, const ControlLimits& limits) {
+  TRY_VOID(check_limits(limits));
+  if (mapping.bytes() < Layout(limits).total) {
+    return error(ErrorCode::kInvalidArgument, "the mapping is smaller than the control arena's limits need");
+  }
+  auto* header = new (mapping.data()) Header{};
+  header->version = kControlVersion;
+  header->limits = limits;
+  header->magic = kControlMagic;
+  return ControlArena(std::move(mapping), limits);
+}
+
+Result<ControlArena> ControlArena::open(Mapping mapping) {
+  if (mapping.bytes() < sizeof(Header)) return error(ErrorCode::kBadMessage, "too small for a control arena");
+  const auto* header = std::launder(reinterpret_cast<const Header*>(mapping.data()));
+  if (header->magic != kControlMagic) return error(ErrorCode::kBadMessage, "not a control arena");
+  if (header->version != kControlVersion) {
+    return error(ErrorCode::kBadMessage, "control arena version " + std::to_string(header->version) +
+                                             ", expected " + std::to_string(kControlVersion));
+  }
+  const ControlLimits limits = header->limits;
+  TRY_VOID(check_limits(limits));
+  if (mapping.bytes() < Layout(limits).total) return error(ErrorCode::kBadMessage, "control arena cut short");
+  return ControlArena(std::move(mapping), limits);
+}
+
+ControlArena::Header* ControlArena::header() const {
+  return std::launder(reinterpret_cast<Header*>(mapping_.data()));
+}
+
+// ---- abort
+// -------------------------------------------------------------------------------------------------
+
+void ControlArena::abort_epoch(Epoch epoch) {
+  Header* head = header();
+  if (aborted(epoch)) return;
+  head->aborted_epoch.store(number(epoch), std::memory_order_seq_cst);
+  for (std::atomic<uint32_t>* bell : {&head->plan_bell, &head->token_bell, &head->exchange_bell.rings}) {
+    bell->fetch_add(1, std::memory_order_seq_cst);
+    futex_wake(*bell);
+  }
+}
+
+bool ControlArena::aborted(Epoch epoch) const {
+  return abort_word().load(std::memory_order_seq_cst) >= number(epoch);
+}
+const std::atomic<uint32_t>& ControlArena::abort_word() const { return header()->aborted_epoch; }
+
+// ---- plans
+// -------------------------------------------------------------------------------------------------
+
+ControlArena::PlanSlot* ControlArena::plan_slot(uint32_t sequence) const {
+  return reinterpret_cast<PlanSlot*>(mapping_.data() + layout_.plans +
+                                     sequence % kPlanSlots * layout_.plan_stride);
+}
+
+uint32_t ControlArena::plans_published() const {
+  return header()->plans_published.load(std::memory_order_acquire);
+}
+
+void ControlArena::publish_plan(Epoch epoch, std::span<const std::byte> plan) {
+  Header* head = header();
+  CHECK_LE(static_cast<int64_t>(plan.size()), limits_.plan_bytes_max);
+  const uint32_t sequence = plans_published();
+  PlanSlot* slot = plan_slot(sequence);
+  if (slot->epoch != 0 && !aborted(Epoch{slot->epoch})) {  // the slot's last plan may still have readers
+    for (int rank = 0; rank < limits_.rank_count; ++rank) {
+      const uint32_t read = rank_state(rank).plans_read.load(std::memory_order_acquire);
+      CHECK(ahead(read, slot->sequence) > 0, "rank ", rank, " has yet to read plan ", slot->sequence);
+    }
+  }
+  slot->sequence = sequence;
+  slot->epoch = number(epoch);
+  slot->bytes = static_cast<uint32_t>(plan.size());
+  if (!plan.empty()) std::memcpy(slot->data(), plan.data(), plan.size());
+  head->plans_published.store(sequence + 1, std::memory_order_release);
+  head->plan_bell.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(head->plan_bell);
+}
+
+std::optional<ControlArena::PlanView> ControlArena::wait_plan(uint32_t sequence, Epoch epoch,
+                                                              Duration timeout) const {
+  bool gave_up = false;
+  const bool done = wait_for_bell(header()->plan_bell, timeout, [&] {
+    gave_up = aborted(epoch);
+    return gave_up || ahead(plans_published(), sequence) > 0;
+  });
+  if (!done || gave_up) return std::nullopt;
+  PlanSlot* slot = plan_slot(sequence);
+  CHECK_EQ(slot->sequence, sequence);  // else it was overwritten before this rank read it
+  return PlanView{Epoch{slot->epoch}, {slot->data(), slot->bytes}};
+}
+
+void ControlArena::plan_read(int rank, uint32_t next) {
+  rank_state(rank).plans_read.store(next, std::memory_order_release);
+}
+
+// ---- results
+// -----------------------------------------------------------------------------------------------
+
+ControlArena::ResultSlot* ControlArena::result_slot(int rank, uint32_t number) const {
+  const size_t index = static_cast<size_t>(rank) * kResultSlots + number % kResultSlots;
+  return reinterpret_cast<ResultSlot*>(mapping_.data() + layout_.results + index * layout_.result_stride);
+}
+
+bool ControlArena::publish_result(int rank, std::span<const std::byte> result, Duration timeout) {
+  CHECK_LE(static_cast<int64_t>(result.size()), limits_.result_bytes_max);
+  RankState& state = rank_state(rank);
+  const uint32_t written = state.results_written.load(std::memory_order_relaxed);
+  const bool room = wait_for_bell(state.results_read, timeout, [&] {
+    return ahead(written, state.results_read.load(std::memory_order_acquire)) < kResultSlots;
+  });
+  if (!room) return false;
+  ResultSlot* slot = result_slot(rank, written);
+  slot->bytes = result.size();
+  if (!result.empty()) std::memcpy(slot->data(), result.data(), result.size());
+  state.results_written.store(written + 1, std::memory_order_seq_cst);
+  futex_wake(state.results_written);
+  return true;
+}
+
+std::optional<std::vector<std::byte>> ControlArena::take_result(int rank) {
+  RankState& state = rank_state(rank);
+  const uint32_t read = state.results_read.load(std::memory_order_relaxed);
+  const uint32_t written = state.results_written.load(std::memory_order_acquire);
+  if (written == read) return std::nullopt;
+  std::vector<std::byte> result;
+  uint32_t next = read + 1;
+  if (ahead(written, read) < 0 || ahead(written, read) > kResultSlots) {
+    next = written;
+  } else if (ResultSlot* slot = result_slot(rank, read);
+             slot->bytes <= static_cast<uint64_t>(limits_.result_bytes_max)) {
+    result.assign(slot->data(), slot->data() + slot->bytes);
+  }
+  state.results_read.store(next, std::memory_order_seq_cst);
+  futex_wake(state.results_read);
+  return result;
+}
+
+// ---- tokens
+// ------------------------------------------------------------------------------------------------
+
+std::atomic<uint64_t>& ControlArena::token_word(StepId step, uint32_t sample_index) const {
+  CHECK_LT(int64_t{sample_index}, limits_.max_samples);
+  const size_t index =
+      static_cast<size_t>(number(step) % kTokenSteps) * static_cast<size_t>(limits_.max_samples) +
+      sample_index;
+  return reinterpret_cast<std::atomic<uint64_t>*>(mapping_.data() + layout_.tokens)[index];
+}
+
+void ControlArena::write_token(StepId step, uint32_t sample_index, uint32_t token) {
+  Header* head = header();
+  token_word(step, sample_index).store(number(step) << 32 | token, std::memory_order_release);
+  head->token_bell.fetch_add(1, std::memory_order_seq_cst);
+  if (head->token_waiters.load(std::memory_order_seq_cst) != 0) futex_wake(head->token_bell);
+}
+
+std::optional<uint32_t> ControlArena::read_token(StepId step, uint32_t sample_index) const {
+  const uint64_t word = token_word(step, sample_index).load(std::memory_order_acquire);
+  if (static_cast<uint32_t>(word >> 32) != static_cast<uint32_t>(number(step))) return std::nullopt;
+  return static_cast<uint32_t>(word);
+}
+
+std::optional<uint32_t> ControlArena::wait_token(StepId step, uint32_t sample_index, Epoch epoch,
+                                                 Duration timeout) const {
+  Header* head = header();
+  std::optional<uint32_t> token = read_token(step, sample_index);
+  if (token) return token;
+  head->token_waiters.fetch_add(1, std::memory_order_seq_cst);
+  wait_for_bell(head->token_bell, timeout, [&] {
+    token = read_token(step, sample_index);
+    return token.has_value() || aborted(epoch);
+  });
+  head->token_waiters.fetch_sub(1, std::memory_order_seq_cst);
+  return token;
+}
+
+// ---- page tables
+// -------------------------------------------------------------------------------------------
+
+ControlArena::TableEntry* ControlArena::table_data(TableId id) const {
+  CHECK_LT(int64_t{number(id)}, limits_.table_count);
+  return reinterpret_cast<TableEntry*>(mapping_.data() + layout_.tables) +
+         static_cast<size_t>(number(id)) * static_cast<size_t>(limits_.table_blocks);
+}
+std::span<ControlArena::TableEntry> ControlArena::table(TableId id) {
+  return {table_data(id), static_cast<size_t>(limits_.table_blocks)};
+}
+std::span<const ControlArena::TableEntry> ControlArena::table(TableId id) const {
+  return {table_data(id), static_cast<size_t>(limits_.table_blocks)};
+}
+
+std::atomic<uint32_t>& ControlArena::version_word(TableId id) const {
+  CHECK_LT(int64_t{number(id)}, limits_.table_count);
+  return reinterpret_cast<std::atomic<uint32_t>*>(mapping_.data() + layout_.versions)[number(id)];
+}
+void ControlArena::set_table_version(TableId id, uint32_t version) {
+  version_word(id).store(version, std::memory_order_release);
+}
+uint32_t ControlArena::table_version(TableId id) const {
+  return version_word(id).load(std::memory_order_acquire);
+}
+
+// ---- ranks
+// -------------------------------------------------------------------------------------------------
+
+const RankState& ControlArena::rank_state(int rank) const {
+  CHECK(rank >= 0 && rank < limits_.rank_count, "rank ", rank);
+  return reinterpret_cast<const RankState*>(mapping_.data() + layout_.states)[rank];
+}
+RankState& ControlArena::rank_state(int rank) {
+  return const_cast<RankState&>(static_cast<const ControlArena*>(this)->rank_state(rank));
+}
+
+ExchangeFlag& ControlArena::exchange_flag(int rank) {
+  CHECK(rank >= 0 && rank < limits_.rank_count, "rank ", rank);
+  return reinterpret_cast<ExchangeFlag*>(mapping_.data() + layout_.flags)[rank];
+}
+ExchangeBell& ControlArena::exchange_bell() { return header()->exchange_bell; }
+
+void ControlArena::ring_exchange_bell() {
+  // Nobody asleep now: whoever goes to sleep after this looks at the flags once more, and sees ours.
+  ExchangeBell& bell = exchange_bell();
+  if (bell.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  bell.rings.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(bell.rings);
+}
+
+}  // namespace weft::kv
