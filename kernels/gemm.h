@@ -6,8 +6,8 @@
 //
 // Packed form: outputs come in groups (one per head where a matrix is sliced by head, else one), each padded
 // with zero outputs to whole panels of 16. Panel layout, float32: [panel][k][16]; bf16: [panel][k/2][16][2]
-// (k padded to even with zeros). A range of k is therefore contiguous inside a panel. Slices of groups and of k
-// are views.
+// (k padded to even with zeros). A range of k is therefore contiguous inside a panel. Slices of groups and of
+// k are views.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +32,10 @@ struct PackedMatrix {
 // Bytes of the packed form; a multiple of 64.
 size_t packed_bytes(DType dtype, int64_t groups, int64_t group_outputs, int64_t k);
 
-// Where element (output o of group g, k index i) of the source lies: source[g * group_stride + o * output_stride
-// + i * k_stride], counted in elements. Source and packed dtypes may differ: f32 → bf16 rounds to nearest even.
+// Where element (output o of group g, k index i) of the source lies: source[g * group_stride + o *
+// output_stride
+// + i * k_stride], counted in elements. Source and packed dtypes may differ: f32 → bf16 rounds to nearest
+// even.
 struct PackSource {
   DType dtype = DType::kF32;
   const void* data = nullptr;
@@ -42,8 +44,8 @@ struct PackSource {
   int64_t k_stride = 1;
 };
 // Packs groups [group_begin, group_end) into `out` (the start of the whole packed matrix).
-void pack_matrix(DType dtype, int64_t groups, int64_t group_outputs, int64_t k, const PackSource& source, void* out,
-                 int64_t group_begin, int64_t group_end);
+void pack_matrix(DType dtype, int64_t groups, int64_t group_outputs, int64_t k, const PackSource& source,
+                 void* out, int64_t group_begin, int64_t group_end);
 
 struct Gemm {
   PackedMatrix weights;
@@ -55,8 +57,9 @@ struct Gemm {
   int64_t rows = 0;
   const void* x = nullptr;  // [rows][x_stride], weights.dtype; element 0 of a row is k = k_begin
   int64_t x_stride = 0;     // elements
-  float* y = nullptr;       // [rows][y_stride]; column (g − group_begin) · (output_end − output_begin) + o − output_begin
-  int64_t y_stride = 0;     // elements
+  float* y =
+      nullptr;  // [rows][y_stride]; column (g − group_begin) · (output_end − output_begin) + o − output_begin
+  int64_t y_stride = 0;  // elements
 };
 void gemm(const Gemm& p, Parallel& parallel);
 

@@ -15,7 +15,8 @@ class Parallel {
   virtual void run(int64_t task_count, const std::function<void(int64_t task, int thread)>& body) = 0;
 };
 
-// The caller's thread alone.
+// The caller's thread alone (flush-to-zero stays on in it afterwards). Stateless: threads may share it, and a
+// body of another Parallel may use it.
 Parallel& serial();
 
 // Sets flush-to-zero and denormals-are-zero for the calling thread. Every computing thread calls it once.

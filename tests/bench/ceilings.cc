@@ -1,0 +1,139 @@
+#include "tests/bench/ceilings.h"
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "kernels/features.h"
+
+namespace weft::bench {
+namespace {
+
+constexpr int kAccumulators = 12;  // latency of 4 cycles × 2 units, and some to spare; fits 16 registers
+
+__attribute__((target("avx512f"))) float fma_loop_avx512(int64_t steps) {
+  __m512 sum[kAccumulators], a = _mm512_set1_ps(0.5f), b = _mm512_set1_ps(0.25f);
+  for (auto& s : sum) s = _mm512_setzero_ps();
+  for (int64_t i = 0; i < steps; ++i) {
+    asm volatile("" : "+v"(a), "+v"(b));
+#pragma GCC unroll 12
+    for (int j = 0; j < kAccumulators; ++j) sum[j] = _mm512_fmadd_ps(a, b, sum[j]);
+  }
+  float parts[16], total = 0;
+  for (auto& s : sum) {
+    _mm512_storeu_ps(parts, s);
+    for (float part : parts) total += part;
+  }
+  return total;
+}
+
+__attribute__((target("avx512f,avx512bf16"))) float bf16_loop_avx512(int64_t steps) {
+  __m512 sum[kAccumulators];
+  __m512i a = _mm512_set1_epi32(0x3f003f00), b = _mm512_set1_epi32(0x3e803e80);
+  for (auto& s : sum) s = _mm512_setzero_ps();
+  for (int64_t i = 0; i < steps; ++i) {
+    asm volatile("" : "+v"(a), "+v"(b));
+#pragma GCC unroll 12
+    for (int j = 0; j < kAccumulators; ++j) {
+      sum[j] = _mm512_dpbf16_ps(sum[j], reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+    }
+  }
+  float parts[16], total = 0;
+  for (auto& s : sum) {
+    _mm512_storeu_ps(parts, s);
+    for (float part : parts) total += part;
+  }
+  return total;
+}
+
+__attribute__((target("avx2,fma"))) float fma_loop_avx2(int64_t steps) {
+  __m256 sum[kAccumulators], a = _mm256_set1_ps(0.5f), b = _mm256_set1_ps(0.25f);
+  for (auto& s : sum) s = _mm256_setzero_ps();
+  for (int64_t i = 0; i < steps; ++i) {
+    asm volatile("" : "+x"(a), "+x"(b));
+#pragma GCC unroll 12
+    for (int j = 0; j < kAccumulators; ++j) sum[j] = _mm256_fmadd_ps(a, b, sum[j]);
+  }
+  float parts[8], total = 0;
+  for (auto& s : sum) {
+    _mm256_storeu_ps(parts, s);
+    for (float part : parts) total += part;
+  }
+  return total;
+}
+
+// The baseline of x86-64: no fused multiply-add; a multiplication and an addition.
+float fma_loop_portable(int64_t steps) {
+  __m128 sum[kAccumulators], a = _mm_set1_ps(0.5f), b = _mm_set1_ps(0.25f);
+  for (auto& s : sum) s = _mm_setzero_ps();
+  for (int64_t i = 0; i < steps; ++i) {
+    asm volatile("" : "+x"(a), "+x"(b));
+#pragma GCC unroll 12
+    for (int j = 0; j < kAccumulators; ++j) sum[j] = _mm_add_ps(_mm_mul_ps(a, b), sum[j]);
+  }
+  float parts[4], total = 0;
+  for (auto& s : sum) {
+    _mm_storeu_ps(parts, s);
+    for (float part : parts) total += part;
+  }
+  return total;
+}
+
+void on_threads(int threads, const std::function<void(int)>& body) {
+  std::vector<std::thread> others;
+  for (int t = 1; t < threads; ++t) others.emplace_back([&body, t] { body(t); });
+  body(0);
+  for (auto& other : others) other.join();
+}
+
+volatile float sink_float;
+volatile uint64_t sink_word;
+
+double loop_gflops(int threads, double seconds, float (*loop)(int64_t), int lane_operations) {
+  constexpr int64_t kSteps = 4'000'000;
+  const double best =
+      best_seconds(seconds, [&] { on_threads(threads, [&](int) { sink_float = loop(kSteps); }); });
+  return static_cast<double>(kSteps) * kAccumulators * lane_operations * threads / best * 1e-9;
+}
+
+bool in_use(const char* name) { return std::strcmp(kernels::instruction_set(), name) == 0; }
+
+uint64_t read_words(const uint64_t* words, size_t count) {
+  uint64_t sums[8] = {};
+  for (size_t i = 0; i + 8 <= count; i += 8) {
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) sums[j] += words[i + static_cast<size_t>(j)];
+  }
+  uint64_t total = 0;
+  for (uint64_t s : sums) total += s;
+  return total;
+}
+
+}  // namespace
+
+double fma_gflops(int threads, double seconds) {
+  if (in_use("avx512") || in_use("avx512_bf16")) return loop_gflops(threads, seconds, fma_loop_avx512, 32);
+  if (in_use("avx2")) return loop_gflops(threads, seconds, fma_loop_avx2, 16);
+  return loop_gflops(threads, seconds, fma_loop_portable, 8);
+}
+
+double bf16_dot_gflops(int threads, double seconds) {
+  if (in_use("avx512_bf16")) return loop_gflops(threads, seconds, bf16_loop_avx512, 64);
+  return fma_gflops(threads, seconds);
+}
+
+double stream_read_gbs(int threads, size_t bytes, double seconds) {
+  const size_t words = bytes / 8 / static_cast<size_t>(threads);
+  std::vector<uint64_t> memory(words * static_cast<size_t>(threads), 1);
+  const double best = best_seconds(seconds, [&] {
+    on_threads(threads,
+               [&](int t) { sink_word = read_words(memory.data() + static_cast<size_t>(t) * words, words); });
+  });
+  return static_cast<double>(memory.size() * 8) / best * 1e-9;
+}
+
+}  // namespace weft::bench
