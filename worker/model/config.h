@@ -1,7 +1,8 @@
 // What config.json says, checked and resolved: the one description that the builder reads.
 //
-// Families deepseek_v3, deepseek_v32 and glm_moe_dsa are one module: MLA + dense or MoE feed-forward, the last two
-// with an indexer. Both spellings of rope fields are read (rope_theta + rope_scaling, or rope_parameters).
+// Families deepseek_v3, deepseek_v32 and glm_moe_dsa are one module: MLA + dense or MoE feed-forward, the
+// last two with an indexer. Both spellings of rope fields are read (rope_theta + rope_scaling, or
+// rope_parameters).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@
 namespace weft::worker {
 
 enum class FeedForward : uint8_t { kDense, kMoe };
-// kFull: the layer owns an indexer; kShared: it reuses the selection of the last full layer; kNone: dense attention.
+// kFull: the layer owns an indexer; kShared: it reuses the selection of the last full layer; kNone: dense
+// attention.
 enum class Indexer : uint8_t { kNone, kFull, kShared };
 
 struct LayerConfig {
@@ -35,10 +37,10 @@ struct ModelConfig {
   float latent_eps = 1e-6f;  // q_a_layernorm and kv_a_layernorm
 
   // MLA
-  int64_t q_lora_rank = 0;  // 0: plain q_proj
-  int64_t latent = 0;       // kv_lora_rank
+  int64_t q_lora_rank = 0;                // 0: plain q_proj
+  int64_t latent = 0;                     // kv_lora_rank
   int64_t nope = 0, rope = 0, value = 0;  // qk_nope_head_dim, qk_rope_head_dim, v_head_dim
-  float scale = 0;          // α, with the YaRN square where it applies
+  float scale = 0;                        // α, with the YaRN square where it applies
   kernels::RopeLayout rope_layout = kernels::RopeLayout::kInterleaved;
   std::vector<double> inverse_frequency;  // [rope / 2], scaling applied
   double rope_factor = 1;                 // A: multiplies cosines and sines
@@ -60,8 +62,8 @@ struct ModelConfig {
   kv::CacheGeometry cache_geometry(DType cache_dtype, int64_t block_tokens) const;
 };
 
-// Reads <folder>/config.json (and eos ids of generation_config.json, if present). kBadCheckpoint names the field;
-// kUnsupported for a model_type or option that this build does not serve.
+// Reads <folder>/config.json (and eos ids of generation_config.json, if present). kBadCheckpoint names the
+// field; kUnsupported for a model_type or option that this build does not serve.
 Result<ModelConfig> read_model_config(const std::string& folder);
 
 }  // namespace weft::worker

@@ -1,8 +1,13 @@
 // The packed weights of a model, in the weight arena, and how they get there.
 //
-// The layout of the arena is a pure function of configuration and weight dtype, so every worker computes the same
-// one. Each tensor has one writer (tensor i is packed by rank i mod W) and a seal: the XXH3 of its packed bytes, in
-// the arena's directory, without which nobody reads it. A respawned worker finds the seals and packs nothing.
+// The layout of the arena is a pure function of configuration and weight dtype, so every worker computes the
+// same one. Each tensor has one writer (tensor i is packed by rank i mod W) and a seal: the XXH3 of its
+// packed bytes, in the arena's directory, without which nobody reads it. A respawned worker finds its seals,
+// checks them against the bytes, and packs nothing but what does not match.
+//
+// A fresh arena is zeros. Ranks may load at the same time from several processes: they share only the
+// directory's words, which are atomic. A matrix is packed for the views that the runner takes of it;
+// weight_plan.h lists them.
 #pragma once
 
 #include <functional>
@@ -14,7 +19,7 @@
 
 namespace weft::worker {
 
-struct Mlp {  // SwiGLU
+struct Mlp {                       // SwiGLU
   kernels::PackedMatrix gate, up;  // [width, hidden]
   kernels::PackedMatrix down;      // [hidden, width]
 };
@@ -24,7 +29,8 @@ struct LayerWeights {
   const float* post_attention_norm = nullptr;  // [hidden]
   kernels::PackedMatrix q_a;                   // [q_lora_rank, hidden]; empty (k = 0) without q_lora_rank
   const float* q_a_norm = nullptr;
-  kernels::PackedMatrix q_b;   // heads groups of [nope + rope, q_lora_rank]; of [.., hidden] without q_lora_rank
+  kernels::PackedMatrix
+      q_b;  // heads groups of [nope + rope, q_lora_rank]; of [.., hidden] without q_lora_rank
   kernels::PackedMatrix kv_a;  // [latent + rope, hidden]
   const float* kv_a_norm = nullptr;
   kernels::PackedMatrix w_uk;  // heads groups of [latent, nope]: q̃ = W_UKᵀ q_nope
@@ -38,11 +44,11 @@ struct LayerWeights {
   const float* index_k_norm_bias = nullptr;
   kernels::PackedMatrix index_weights;  // [index_heads, hidden], always float32
 
-  Mlp dense;                         // FeedForward::kDense
-  kernels::PackedMatrix router;      // [experts, hidden], always float32
+  Mlp dense;                           // FeedForward::kDense
+  kernels::PackedMatrix router;        // [experts, hidden], always float32
   const float* router_bias = nullptr;  // [experts]
   std::vector<Mlp> experts;
-  Mlp shared;                        // shared_width 0: empty
+  Mlp shared;  // shared_width 0: empty
 };
 
 struct ModelWeights {
@@ -59,16 +65,21 @@ int64_t weight_arena_bytes(const ModelConfig& config, DType dtype);
 struct LoadCounts {
   int64_t tensors_done = 0, tensors_total = 0;  // of this rank's share
   int64_t bytes_done = 0, bytes_total = 0;
+  int64_t tensors_packed = 0;  // of tensors_done; the others were sealed before
 };
 
 // Opens the checkpoint (model.safetensors, or the shards of model.safetensors.index.json), checks that every
-// expected tensor is there exactly once with the right shape and that nothing else is, and packs this rank's
-// unsealed share into the arena. `progress` is called now and then. kBadCheckpoint names file and tensor.
-Result<LoadCounts> load_weights(const std::string& folder, const ModelConfig& config, DType dtype, std::byte* arena,
-                                int64_t arena_bytes, int rank, int rank_count,
+// expected tensor is there exactly once with the right shape and that nothing else is (draft layers and
+// rotary tables excepted), and packs this rank's unsealed share into the arena. Expert matrices may be one
+// tensor each or fused per layer. `progress` is called after each tensor; it may be empty. kBadCheckpoint
+// names file and tensor, kUnsupported an element type; kFailedPrecondition: the arena holds another model or
+// dtype.
+Result<LoadCounts> load_weights(const std::string& folder, const ModelConfig& config, DType dtype,
+                                std::byte* arena, int64_t arena_bytes, int rank, int rank_count,
                                 const std::function<void(const LoadCounts&)>& progress);
 
 // Views into an arena whose tensors are all sealed; kFailedPrecondition names the first that is not.
-Result<ModelWeights> view_weights(const ModelConfig& config, DType dtype, const std::byte* arena, int64_t arena_bytes);
+Result<ModelWeights> view_weights(const ModelConfig& config, DType dtype, const std::byte* arena,
+                                  int64_t arena_bytes);
 
 }  // namespace weft::worker

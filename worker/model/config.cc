@@ -1,0 +1,337 @@
+#include "worker/model/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numbers>
+#include <utility>
+
+#include "proto/vocab/units.h"
+#include "worker/model/field_reader.h"
+#include "worker/model/json_file.h"
+
+namespace weft::worker {
+
+namespace {
+
+constexpr int64_t kConfigBytesMax = 4 * kMiB;
+constexpr int kConfigNestingMax = 16;
+
+// Far beyond any released model; they keep sizes and products of two sizes inside int64.
+constexpr int64_t kWidthMax = int64_t{1} << 20;
+constexpr int64_t kLayersMax = 1024;
+constexpr int64_t kHeadsMax = 1024;
+constexpr int64_t kExpertsMax = 4096;
+constexpr int64_t kVocabularyMax = int64_t{1} << 24;
+constexpr int64_t kContextMax = int64_t{1} << 30;
+
+void read_sizes(FieldReader& f, ModelConfig& c) {
+  c.hidden = f.integer("hidden_size", 1, kWidthMax);
+  c.heads = f.integer("num_attention_heads", 1, kHeadsMax);
+  c.vocabulary = f.integer("vocab_size", 1, kVocabularyMax);
+  c.max_context = f.integer("max_position_embeddings", 1, kContextMax);
+  c.layers.resize(static_cast<size_t>(f.integer("num_hidden_layers", 1, kLayersMax)));
+  c.extra_layers =
+      f.integer(f.has("num_mtp_layers") ? "num_mtp_layers" : "num_nextn_predict_layers", 0, 64, 0);
+  c.tied_embeddings = f.boolean("tie_word_embeddings", false);
+  c.rms_eps = static_cast<float>(f.number("rms_norm_eps", 1e-12, 1.0));
+
+  c.q_lora_rank = f.integer("q_lora_rank", 1, kWidthMax, 0);
+  c.latent = f.integer("kv_lora_rank", 1, kWidthMax);
+  c.nope = f.integer("qk_nope_head_dim", 1, kWidthMax);
+  c.rope = f.integer("qk_rope_head_dim", 2, kWidthMax);
+  c.value = f.integer("v_head_dim", 1, kWidthMax);
+  if (c.rope % 2 != 0) f.fail("qk_rope_head_dim", "must be even");
+  // MLA has one latent head; the field only repeats the number of heads.
+  if (f.integer("num_key_value_heads", 1, kHeadsMax, c.heads) != c.heads) {
+    f.fail("num_key_value_heads", "must equal num_attention_heads");
+  }
+  c.rope_layout = f.boolean("rope_interleave", true) ? kernels::RopeLayout::kInterleaved
+                                                     : kernels::RopeLayout::kHalfSplit;
+}
+
+void refuse(FieldReader& f, bool present, const char* field, const std::string& what) {
+  if (present) f.fail(field, what + " is not served", ErrorCode::kUnsupported);
+}
+
+void refuse_unsupported(FieldReader& f) {
+  refuse(f, f.has("quantization_config"), "quantization_config", "a quantised checkpoint");
+  refuse(f, f.boolean("attention_bias", false), "attention_bias", "true");
+  refuse(f, f.boolean("mlp_bias", false), "mlp_bias", "true");
+  const auto only = [&](const char* field, const std::string& served) {
+    const std::string value = f.text(field, served);
+    refuse(f, value != served, field, "'" + value + "'");
+  };
+  only("hidden_act", "silu");
+  only("scoring_func", "sigmoid");
+  only("topk_method", "noaux_tc");
+}
+
+void read_dtype(FieldReader& f, ModelConfig& c) {
+  const char* field = f.has("dtype") ? "dtype" : "torch_dtype";
+  const std::string name = f.text(field, "float32");
+  if (name == "bfloat16") {
+    c.checkpoint_dtype = DType::kBF16;
+  } else if (name == "float32" || name == "float16") {  // float16 is widened exactly
+    c.checkpoint_dtype = DType::kF32;
+  } else {
+    f.fail(field, "'" + name + "' is not served", ErrorCode::kUnsupported);
+  }
+}
+
+// ---- feed-forward -----------------------------------------------------------------------------------
+
+void read_layer_kinds(FieldReader& f, ModelConfig& c) {
+  const auto count = static_cast<int64_t>(c.layers.size());
+  if (f.has("mlp_layer_types")) {
+    const std::vector<std::string> kinds = f.texts("mlp_layer_types");
+    const auto listed = static_cast<int64_t>(kinds.size());
+    if (!f.failed() && (listed < count || listed > count + c.extra_layers)) {
+      f.fail("mlp_layer_types",
+             "has " + std::to_string(listed) + " entries for " + std::to_string(count) + " layers");
+    }
+    for (size_t layer = 0; layer < c.layers.size() && !f.failed(); ++layer) {
+      if (kinds[layer] != "dense" && kinds[layer] != "sparse") {
+        f.fail("mlp_layer_types", "'" + kinds[layer] + "' is neither dense nor sparse");
+      }
+      c.layers[layer].feed_forward = kinds[layer] == "sparse" ? FeedForward::kMoe : FeedForward::kDense;
+    }
+    return;
+  }
+  const int64_t first_moe = f.integer("first_k_dense_replace", 0, kLayersMax);
+  const int64_t every = f.integer("moe_layer_freq", 1, kLayersMax, 1);
+  for (int64_t layer = 0; layer < count; ++layer) {
+    const bool moe = layer >= first_moe && layer % every == 0;
+    c.layers[static_cast<size_t>(layer)].feed_forward = moe ? FeedForward::kMoe : FeedForward::kDense;
+  }
+}
+
+void read_experts(FieldReader& f, ModelConfig& c) {
+  c.experts = f.integer("n_routed_experts", 2, kExpertsMax);
+  c.experts_per_token = f.integer("num_experts_per_tok", 1, kExpertsMax);
+  c.expert_groups = f.integer("n_group", 1, kExpertsMax, 1);
+  c.top_expert_groups = f.integer("topk_group", 1, kExpertsMax, 1);
+  c.expert_width = f.integer("moe_intermediate_size", 1, kWidthMax);
+  c.shared_width = f.integer("n_shared_experts", 0, 64, 0) * c.expert_width;
+  c.normalise_experts = f.boolean("norm_topk_prob", true);
+  c.expert_scale = static_cast<float>(f.number("routed_scaling_factor", 1e-6, 1e6, 1.0));
+  if (f.failed()) return;
+  if (c.experts % c.expert_groups != 0) {
+    f.fail("n_group", "must divide n_routed_experts, " + std::to_string(c.experts));
+  } else if (c.experts / c.expert_groups < 2) {
+    f.fail("n_group",
+           "must leave at least two experts to a group: a group's score is the sum of its best two");
+  }
+  if (c.top_expert_groups > c.expert_groups) {
+    f.fail("topk_group", "must not exceed n_group, " + std::to_string(c.expert_groups));
+  }
+  const int64_t allowed = c.experts / c.expert_groups * c.top_expert_groups;
+  if (c.experts_per_token > allowed) {
+    f.fail("num_experts_per_tok",
+           "must not exceed the experts of topk_group groups, " + std::to_string(allowed));
+  }
+}
+
+void read_feed_forward(FieldReader& f, ModelConfig& c) {
+  read_layer_kinds(f, c);
+  bool dense = false;
+  bool moe = false;
+  for (const LayerConfig& layer : c.layers) {
+    (layer.feed_forward == FeedForward::kMoe ? moe : dense) = true;
+  }
+  if (dense) c.dense_width = f.integer("intermediate_size", 1, kWidthMax);
+  if (moe) read_experts(f, c);
+}
+
+// ---- indexer ----------------------------------------------------------------------------------------
+
+// One letter per layer, 'F' or 'S': the list of types, else the pattern, else the schedule.
+std::string indexer_pattern(FieldReader& f, int64_t layer_count) {
+  std::string pattern;
+  if (f.has("indexer_types")) {
+    for (const std::string& kind : f.texts("indexer_types")) {
+      if (kind != "full" && kind != "shared")
+        f.fail("indexer_types", "'" + kind + "' is neither full nor shared");
+      pattern += kind == "full" ? 'F' : 'S';
+    }
+    return pattern;
+  }
+  if (f.has("index_topk_pattern")) {
+    pattern = f.text("index_topk_pattern");
+    if (pattern.find_first_not_of("FS") != std::string::npos) {
+      f.fail("index_topk_pattern", "must hold only the letters F and S");
+    }
+    return pattern;
+  }
+  const int64_t every = f.integer("index_topk_freq", 1, kLayersMax, 1);
+  const int64_t offset = f.integer("index_skip_topk_offset", 0, kLayersMax, 2);
+  for (int64_t layer = 0; layer < layer_count; ++layer) {
+    pattern += std::max<int64_t>(layer - offset + 1, 0) % every == 0 ? 'F' : 'S';
+  }
+  return pattern;
+}
+
+void read_indexer(FieldReader& f, ModelConfig& c, bool interleaved_by_default) {
+  c.index_heads = f.integer("index_n_heads", 1, kHeadsMax);
+  c.index_width = f.integer("index_head_dim", 1, kWidthMax);
+  c.index_topk = f.integer("index_topk", 1, kContextMax);
+  c.index_rope_layout = f.boolean("indexer_rope_interleave", interleaved_by_default)
+                            ? kernels::RopeLayout::kInterleaved
+                            : kernels::RopeLayout::kHalfSplit;
+  if (c.index_width < c.rope) f.fail("index_head_dim", "must be at least qk_rope_head_dim");
+  if (c.q_lora_rank == 0) f.fail("q_lora_rank", "missing: the indexer's query comes from the query latent");
+  const auto count = static_cast<int64_t>(c.layers.size());
+  const std::string pattern = indexer_pattern(f, count);
+  if (f.failed()) return;
+  const char* field = f.has("indexer_types") ? "indexer_types" : "index_topk_pattern";
+  const auto listed = static_cast<int64_t>(pattern.size());
+  if (listed < count || listed > count + c.extra_layers) {
+    f.fail(field, "has " + std::to_string(listed) + " entries for " + std::to_string(count) + " layers");
+    return;
+  }
+  if (pattern[0] != 'F') {
+    f.fail(field, "the first layer shares a selection, but there is none before it");
+    return;
+  }
+  for (size_t layer = 0; layer < c.layers.size(); ++layer) {
+    c.layers[layer].indexer = pattern[layer] == 'F' ? Indexer::kFull : Indexer::kShared;
+  }
+}
+
+// ---- rope -------------------------------------------------------------------------------------------
+
+double magnitude(double factor, double m) { return factor <= 1 ? 1.0 : 0.1 * m * std::log(factor) + 1.0; }
+
+// YaRN: pairs that turn often keep their frequency, pairs that turn less than beta_slow times within the
+// original context are slowed by `factor`, with a linear ramp between.
+void apply_yarn(FieldReader& r, double theta, ModelConfig& c) {
+  const double original =
+      r.number("original_max_position_embeddings", 1, kContextMax, static_cast<double>(c.max_context));
+  const double factor = r.number("factor", 1, 1e6, static_cast<double>(c.max_context) / original);
+  const double fast = r.number("beta_fast", 1e-3, 1e6, 32.0);
+  const double slow = r.number("beta_slow", 1e-3, 1e6, 1.0);
+  const double m = r.number("mscale", 0, 100, 0.0);
+  const double m_all = r.number("mscale_all_dim", 0, 100, 0.0);
+  const bool truncate = r.boolean("truncate", true);
+  if (fast < slow) r.fail("beta_fast", "must not be below beta_slow");
+  const auto width = static_cast<double>(c.rope);
+  const auto pair_that_turns = [&](double turns) {
+    return width * std::log(original / (2 * std::numbers::pi * turns)) / (2 * std::log(theta));
+  };
+  double low = pair_that_turns(fast);
+  double high = pair_that_turns(slow);
+  if (truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, width - 1);
+  if (low == high) high += 0.001;
+  for (size_t j = 0; j < c.inverse_frequency.size(); ++j) {
+    const double slowed = std::clamp((static_cast<double>(j) - low) / (high - low), 0.0, 1.0);
+    c.inverse_frequency[j] *= slowed / factor + (1 - slowed);
+  }
+  const double by_default =
+      m != 0 && m_all != 0 ? magnitude(factor, m) / magnitude(factor, m_all) : magnitude(factor, 1);
+  c.rope_factor = r.number("attention_factor", 0, 1e3, by_default);
+  if (m_all != 0) c.scale = static_cast<float>(c.scale * std::pow(magnitude(factor, m_all), 2));
+}
+
+void read_rope(FieldReader& f, ModelConfig& c) {
+  const char* field = f.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const nlohmann::json nothing = nlohmann::json::object();
+  const nlohmann::json* given = f.object(field);
+  FieldReader r(given != nullptr ? *given : nothing, "config.json", std::string(field) + ".");
+  const double theta =
+      r.has("rope_theta") ? r.number("rope_theta", 1.001, 1e12) : f.number("rope_theta", 1.001, 1e12);
+  const std::string kind = r.text(r.has("rope_type") ? "rope_type" : "type", "default");
+  if (r.number("partial_rotary_factor", 0, 1, 1.0) != 1.0) {
+    r.fail("partial_rotary_factor", "below 1 is not served", ErrorCode::kUnsupported);
+  }
+  f.adopt(r);
+  if (f.failed()) return;
+
+  c.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.nope + c.rope)));
+  c.inverse_frequency.resize(static_cast<size_t>(c.rope / 2));
+  for (size_t j = 0; j < c.inverse_frequency.size(); ++j) {
+    c.inverse_frequency[j] = std::pow(theta, -2.0 * static_cast<double>(j) / static_cast<double>(c.rope));
+  }
+  if (kind == "yarn") {
+    apply_yarn(r, theta, c);
+  } else if (kind == "linear") {
+    const double factor = r.number("factor", 1, 1e6);
+    for (double& frequency : c.inverse_frequency) frequency /= factor;
+  } else if (kind != "default") {
+    r.fail(r.has("rope_type") ? "rope_type" : "type", "'" + kind + "' is not served",
+           ErrorCode::kUnsupported);
+  }
+  f.adopt(r);
+}
+
+// ---- files ------------------------------------------------------------------------------------------
+
+Result<nlohmann::json> read_object(const std::string& folder, const std::string& name) {
+  TRY(const std::string text, read_text_file(folder + "/" + name, kConfigBytesMax));
+  nlohmann::json out;
+  TRY_VOID(parse_json(text, kConfigNestingMax, name, out));
+  if (!out.is_object()) return error(ErrorCode::kBadCheckpoint, "is not a JSON object", name);
+  return out;
+}
+
+void read_eos(FieldReader& f, ModelConfig& c) {
+  const std::vector<int64_t> ids = f.integers("eos_token_id", 0, c.vocabulary - 1);
+  if (!f.failed() && !ids.empty()) c.eos_tokens.assign(ids.begin(), ids.end());
+}
+
+}  // namespace
+
+int64_t ModelConfig::index_layers() const {
+  int64_t count = 0;
+  for (const LayerConfig& layer : layers) count += layer.indexer == Indexer::kFull ? 1 : 0;
+  return count;
+}
+
+kv::CacheGeometry ModelConfig::cache_geometry(DType cache_dtype, int64_t block_tokens) const {
+  const auto element = static_cast<int64_t>(dtype_bytes(cache_dtype));
+  kv::CacheGeometry out;
+  out.block_tokens = block_tokens;
+  out.streams[static_cast<size_t>(kv::Stream::kEntries)] = {static_cast<int64_t>(layers.size()),
+                                                            entry_width() * element};
+  out.streams[static_cast<size_t>(kv::Stream::kIndexKeys)] = {
+      index_layers(), index_layers() == 0 ? 0 : index_width * element};
+  return out;
+}
+
+Result<ModelConfig> read_model_config(const std::string& folder) {
+  TRY(const nlohmann::json object, read_object(folder, "config.json"));
+  FieldReader f(object, "config.json");
+  ModelConfig c;
+  c.model_type = f.text("model_type");
+  if (f.failed()) return f.error();
+  const bool dense_attention = c.model_type == "deepseek_v3";
+  if (!dense_attention && c.model_type != "deepseek_v32" && c.model_type != "glm_moe_dsa") {
+    return error(ErrorCode::kUnsupported,
+                 "'" + c.model_type + "' is not one of deepseek_v3, deepseek_v32, glm_moe_dsa",
+                 "config.json: model_type");
+  }
+  refuse_unsupported(f);
+  read_sizes(f, c);
+  read_dtype(f, c);
+  if (f.failed()) return f.error();
+  read_feed_forward(f, c);
+  if (!dense_attention) read_indexer(f, c, c.model_type == "glm_moe_dsa");
+  read_rope(f, c);
+  read_eos(f, c);
+  if (f.failed()) return f.error();
+
+  const Result<nlohmann::json> generation = read_object(folder, "generation_config.json");
+  if (!generation.has_value() && generation.error().code != ErrorCode::kNotFound) return generation.error();
+  if (generation.has_value()) {
+    FieldReader g(*generation, "generation_config.json");
+    read_eos(g, c);
+    if (g.failed()) return g.error();
+  }
+  return c;
+}
+
+}  // namespace weft::worker

@@ -1,0 +1,190 @@
+#include "worker/model/weight_plan.h"
+
+#include <xxhash.h>
+
+#include <utility>
+
+#include "proto/vocab/units.h"
+
+namespace weft::worker {
+
+namespace {
+
+class Planner {
+ public:
+  Planner(const ModelConfig& config, DType dtype, ModelWeights& weights)
+      : c_(config), dtype_(dtype), weights_(weights) {}
+
+  std::vector<WeightSlot> run() {
+    weights_.dtype = dtype_;
+    weights_.layers.assign(c_.layers.size(), {});
+    slots_.push_back({.form = WeightForm::kRows,
+                      .dtype = dtype_,
+                      .outputs = c_.vocabulary,
+                      .k = c_.hidden,
+                      .source = whole("model.embed_tokens.weight", c_.vocabulary, c_.hidden),
+                      .view = &weights_.embedding});
+    for (size_t layer = 0; layer < c_.layers.size(); ++layer) {
+      LayerWeights& w = weights_.layers[layer];
+      const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+      vector(w.input_norm, prefix + "input_layernorm.weight", c_.hidden);
+      vector(w.post_attention_norm, prefix + "post_attention_layernorm.weight", c_.hidden);
+      attention(w, prefix + "self_attn.");
+      if (c_.layers[layer].indexer == Indexer::kFull) indexer(w, prefix + "self_attn.indexer.");
+      if (c_.layers[layer].feed_forward == FeedForward::kDense) {
+        mlp(w.dense, prefix + "mlp.", c_.dense_width);
+      } else {
+        mixture(w, prefix + "mlp.");
+      }
+    }
+    vector(weights_.final_norm, "model.norm.weight", c_.hidden);
+    matrix(weights_.head, c_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight", c_.vocabulary,
+           c_.hidden);
+    return std::move(slots_);
+  }
+
+ private:
+  static WeightSource whole(std::string name, int64_t outputs, int64_t k) {
+    return {.name = std::move(name), .shape = {outputs, k}, .output_stride = k};
+  }
+
+  void vector(const float*& view, std::string name, int64_t width) {
+    slots_.push_back({.form = WeightForm::kVector,
+                      .k = width,
+                      .source = {.name = std::move(name), .shape = {width}},
+                      .view = &view});
+  }
+
+  WeightSlot& packed(kernels::PackedMatrix& view, DType dtype, int64_t groups, int64_t outputs, int64_t k,
+                     WeightSource source) {
+    slots_.push_back({.dtype = dtype,
+                      .groups = groups,
+                      .outputs = outputs,
+                      .k = k,
+                      .source = std::move(source),
+                      .view = &view});
+    return slots_.back();
+  }
+
+  WeightSlot& matrix(kernels::PackedMatrix& view, std::string name, int64_t outputs, int64_t k) {
+    return packed(view, dtype_, 1, outputs, k, whole(std::move(name), outputs, k));
+  }
+
+  void float_matrix(kernels::PackedMatrix& view, std::string name, int64_t outputs, int64_t k) {
+    packed(view, DType::kF32, 1, outputs, k, whole(std::move(name), outputs, k));
+  }
+
+  // A matrix whose outputs come head by head.
+  void by_head(kernels::PackedMatrix& view, std::string name, int64_t heads, int64_t outputs, int64_t k) {
+    WeightSource source = whole(std::move(name), heads * outputs, k);
+    source.group_stride = outputs * k;
+    packed(view, dtype_, heads, outputs, k, std::move(source));
+  }
+
+  void attention(LayerWeights& w, const std::string& p) {
+    if (c_.q_lora_rank == 0) {
+      by_head(w.q_b, p + "q_proj.weight", c_.heads, c_.nope + c_.rope, c_.hidden);
+    } else {
+      matrix(w.q_a, p + "q_a_proj.weight", c_.q_lora_rank, c_.hidden);
+      vector(w.q_a_norm, p + "q_a_layernorm.weight", c_.q_lora_rank);
+      by_head(w.q_b, p + "q_b_proj.weight", c_.heads, c_.nope + c_.rope, c_.q_lora_rank);
+    }
+    matrix(w.kv_a, p + "kv_a_proj_with_mqa.weight", c_.latent + c_.rope, c_.hidden);
+    vector(w.kv_a_norm, p + "kv_a_layernorm.weight", c_.latent);
+
+    // kv_b_proj is [heads][nope + value][latent]: the nope rows are W_UK, used transposed, the value rows
+    // W_UV.
+    WeightSource uk = whole(p + "kv_b_proj.weight", c_.heads * (c_.nope + c_.value), c_.latent);
+    uk.group_stride = (c_.nope + c_.value) * c_.latent;
+    WeightSource uv = uk;
+    uk.output_stride = 1;
+    uk.k_stride = c_.latent;
+    uv.offset = c_.nope * c_.latent;
+    packed(w.w_uk, dtype_, c_.heads, c_.latent, c_.nope, std::move(uk));
+    packed(w.w_uv, dtype_, c_.heads, c_.value, c_.latent, std::move(uv));
+
+    matrix(w.o, p + "o_proj.weight", c_.hidden, c_.heads * c_.value);
+  }
+
+  void indexer(LayerWeights& w, const std::string& p) {
+    by_head(w.index_q, p + "wq_b.weight", c_.index_heads, c_.index_width, c_.q_lora_rank);
+    matrix(w.index_k, p + "wk.weight", c_.index_width, c_.hidden);
+    vector(w.index_k_norm, p + "k_norm.weight", c_.index_width);
+    vector(w.index_k_norm_bias, p + "k_norm.bias", c_.index_width);
+    float_matrix(w.index_weights, p + "weights_proj.weight", c_.index_heads, c_.hidden);
+  }
+
+  void mlp(Mlp& w, const std::string& p, int64_t width) {
+    matrix(w.gate, p + "gate_proj.weight", width, c_.hidden);
+    matrix(w.up, p + "up_proj.weight", width, c_.hidden);
+    matrix(w.down, p + "down_proj.weight", c_.hidden, width);
+  }
+
+  void mixture(LayerWeights& w, const std::string& p) {
+    float_matrix(w.router, p + "gate.weight", c_.experts, c_.hidden);
+    vector(w.router_bias, p + "gate.e_score_correction_bias", c_.experts);
+    w.experts.assign(static_cast<size_t>(c_.experts), {});
+    const int64_t width = c_.expert_width;
+    const int64_t size = width * c_.hidden;
+    for (int64_t e = 0; e < c_.experts; ++e) {
+      Mlp& expert = w.experts[static_cast<size_t>(e)];
+      const std::string own = p + "experts." + std::to_string(e) + ".";
+      // Fused: gate_up_proj [experts][gate rows, then up rows][hidden]; down_proj [experts][hidden][width].
+      const auto fused = [&](const char* name, int64_t rows, int64_t columns, int64_t offset) {
+        return WeightSource{.name = p + "experts." + name,
+                            .shape = {c_.experts, rows, columns},
+                            .offset = offset,
+                            .output_stride = columns};
+      };
+      matrix(expert.gate, own + "gate_proj.weight", width, c_.hidden).fused =
+          fused("gate_up_proj", 2 * width, c_.hidden, e * 2 * size);
+      matrix(expert.up, own + "up_proj.weight", width, c_.hidden).fused =
+          fused("gate_up_proj", 2 * width, c_.hidden, e * 2 * size + size);
+      matrix(expert.down, own + "down_proj.weight", c_.hidden, width).fused =
+          fused("down_proj", c_.hidden, width, e * size);
+    }
+    if (c_.shared_width > 0) mlp(w.shared, p + "shared_experts.", c_.shared_width);
+  }
+
+  const ModelConfig& c_;
+  DType dtype_;
+  ModelWeights& weights_;
+  std::vector<WeightSlot> slots_;
+};
+
+int64_t slot_bytes(const WeightSlot& slot) {
+  switch (slot.form) {
+    case WeightForm::kPacked:
+      return static_cast<int64_t>(kernels::packed_bytes(slot.dtype, slot.groups, slot.outputs, slot.k));
+    case WeightForm::kRows:
+      return slot.outputs * slot.k * static_cast<int64_t>(dtype_bytes(slot.dtype));
+    case WeightForm::kVector:
+      return slot.k * static_cast<int64_t>(dtype_bytes(DType::kF32));
+  }
+  return 0;
+}
+
+}  // namespace
+
+WeightPlan plan_weights(const ModelConfig& config, DType dtype, ModelWeights& weights) {
+  WeightPlan plan;
+  plan.slots = Planner(config, dtype, weights).run();
+  const auto count = static_cast<int64_t>(plan.slots.size());
+  int64_t at =
+      round_up(kDirectoryHeaderBytes + count * static_cast<int64_t>(sizeof(uint64_t)), kWeightAlignment);
+  std::string shape;
+  for (WeightSlot& slot : plan.slots) {
+    slot.offset = at;
+    slot.bytes = slot_bytes(slot);
+    at += round_up(slot.bytes, kWeightAlignment);
+    shape += slot.source.name + " " + dtype_name(slot.dtype);
+    for (const int64_t size : {slot.groups, slot.outputs, slot.k, slot.offset})
+      shape += " " + std::to_string(size);
+    shape += "\n";
+  }
+  plan.arena_bytes = at;
+  plan.fingerprint = XXH3_64bits(shape.data(), shape.size()) | 1;
+  return plan;
+}
+
+}  // namespace weft::worker
