@@ -17,8 +17,8 @@ namespace weft::worker {
 
 // Part of a checkpoint tensor. Strides and offset in elements, as kernels::PackSource counts them.
 struct WeightSource {
-  std::string name;
-  std::vector<int64_t> shape;
+  std::string name = {};
+  std::vector<int64_t> shape = {};
   int64_t offset = 0;
   int64_t group_stride = 0, output_stride = 0, k_stride = 1;
 };
@@ -33,9 +33,9 @@ struct WeightSlot {
   WeightForm form = WeightForm::kPacked;
   DType dtype = DType::kF32;
   int64_t groups = 1, outputs = 0, k = 0;  // kRows: outputs × k; kVector: k
-  WeightSource source;
-  WeightSource fused;  // the other spelling of an expert matrix; empty name: there is none
-  std::variant<kernels::PackedMatrix*, const float**, const std::byte**> view;
+  WeightSource source = {};
+  WeightSource fused = {};  // the other spelling of an expert matrix; empty name: there is none
+  std::variant<kernels::PackedMatrix*, const float**, const std::byte**> view = {};
   int64_t offset = 0, bytes = 0;  // in the arena
 };
 
