@@ -4,6 +4,7 @@
 
 #include "tools/client/connection.h"
 #include "tools/client/deadline.h"
+#include "tools/client/utf8.h"
 
 namespace weft::client {
 
@@ -62,6 +63,7 @@ Result<void> Client::cancel(uint64_t request_id, Duration timeout) {
 }
 
 Result<uint64_t> Client::start(const wire::GenerateRequest& request) {
+  if (!is_utf8(request.text())) return error(ErrorCode::kInvalidArgument, "is not valid UTF-8", "text");
   wire::ClientRequest message;
   *message.mutable_generate() = request;
   return connection_->send(std::move(message), true);

@@ -1,0 +1,204 @@
+#include "tools/ctl/command.h"
+
+#include "tools/ctl/run.h"
+
+namespace weft::ctl {
+namespace {
+
+using A = Arguments;
+
+Option decode_option(const std::string& help) {
+  return {"--decode", "GROUPING", help, &A::decode, Check::kGrouping};
+}
+Option prefill_option(const std::string& help) {
+  return {"--prefill", "SPLIT", help, &A::prefill, Check::kChoice, {"none", "zigzag", "interleave"}};
+}
+Option index_option(const std::string& help) {
+  return {"--index", "MODE", help, &A::index, Check::kChoice, {"copied", "split"}};
+}
+
+std::vector<Option> watch_options() {
+  return {{"-w,--watch", "", "show it again and again until Ctrl-C", &A::watch},
+          {"--interval", "SECONDS", "time between two looks, default 1", &A::interval_s}};
+}
+
+Command status() {
+  Command command{
+      "status",
+      "the daemon, its pools and its counters",
+      "Shows the daemon's state (starting, loading, ready, recovering, stopping), its model, its "
+      "default groupings, what it has served, the cache pages of each rank, and the bytes that have "
+      "crossed between ranks by kind.",
+      watch_options(),
+      {"weftctl status", "weftctl status --wait --timeout 60", "weftctl status -o json"},
+      run_status};
+  command.options.push_back(
+      {"--wait", "", "wait until the daemon is ready, showing how far it is", &A::wait});
+  return command;
+}
+
+Command generate() {
+  return {
+      "generate",
+      "send a prompt and stream the answer",
+      "The prompt is the argument, or the content of --file, or the standard input, or the token ids of "
+      "--tokens. The answer goes to the standard output as it is made. Ctrl-C cancels the request and shows "
+      "what there was; a second Ctrl-C leaves at once.",
+      {{"PROMPT", "", "the prompt", &A::prompt},
+       {"--file", "PATH", "read the prompt from a file; - is the standard input", &A::file},
+       {"--tokens", "IDS", "the prompt as token ids: 1,2,3", &A::tokens},
+       {"--model", "NAME", "the model; default: the only one", &A::model},
+       {"-n,--max-tokens", "N", "tokens to generate at most, default 16", &A::max_tokens},
+       {"--temperature", "T", "0 (default) takes the likeliest token", &A::temperature},
+       {"--top-k", "K", "sample among the K likeliest; 0: all", &A::top_k},
+       {"--top-p", "P", "sample among the likeliest that make up probability P", &A::top_p},
+       {"--seed", "S", "the draw's seed, default 0; equal seeds give equal tokens", &A::seed},
+       {"--ignore-eos", "", "go on after an end-of-text token", &A::ignore_eos},
+       {"--stop-tokens", "IDS", "also stop at these token ids", &A::stop_tokens},
+       prefill_option("split of the prompt: none, zigzag, interleave"),
+       decode_option("grouping while decoding: tp, dp, dcp(4)"),
+       index_option("index keys: copied or split"),
+       {"--digest", "", "print the SHA-256 over the digests of all positions' logits", &A::digest},
+       {"--no-prefix-cache", "", "compute the whole prompt", &A::no_prefix_cache},
+       {"--cache-salt", "TEXT", "share cached prefixes only with requests of the same salt", &A::cache_salt},
+       {"--credit", "N", "let the daemon be at most N tokens ahead; 0: its own limit", &A::credit},
+       {"--stats", "", "say at the end what it took, on the standard error", &A::stats}},
+      {"weftctl generate 'The licence grants'", "weftctl generate --file report.txt -n 64 --decode dcp4",
+       "weftctl generate --tokens 1,2,3 --digest -o json"},
+      run_generate};
+}
+
+Command requests() {
+  Command command{"requests",
+                  "running and waiting requests",
+                  "Lists the requests that run or wait; --all adds the last finished ones.",
+                  watch_options(),
+                  {"weftctl requests --all", "weftctl requests -w"},
+                  run_requests};
+  command.options.push_back({"--all", "", "also the last finished requests", &A::all});
+  return command;
+}
+
+Command explain() {
+  return {
+      "explain",
+      "what one request cost, and would cost in other groupings",
+      "Shows a request's phases, the bytes it stores on each rank, the bytes that crossed for it by kind, "
+      "and "
+      "for every decode grouping it could have: bytes stored, bytes crossed per step, and what the change "
+      "would move now.",
+      {{"ID", "", "the request", &A::request, Check::kNone, {}, true}},
+      {"weftctl explain 7"},
+      run_explain};
+}
+
+Command regroup() {
+  return {
+      "regroup",
+      "change the grouping of running requests or of the defaults",
+      "Running requests change between two steps. Going from copies to parts drops pages and moves nothing; "
+      "going back copies what is missing. Name requests, or --all, or --defaults, and at least one of "
+      "--prefill, --decode, --index.",
+      {{"ID", "", "the requests", &A::requests},
+       {"--all", "", "every running request", &A::all},
+       {"--defaults", "", "what requests get that do not say", &A::defaults},
+       prefill_option("split of prompts: none, zigzag, interleave"),
+       decode_option("grouping while decoding: tp, dp, dcp(4)"),
+       index_option("index keys: copied or split"),
+       {"--dry-run", "", "only say what would be moved and dropped", &A::dry_run}},
+      {"weftctl regroup 7 --decode dcp4", "weftctl regroup --all --decode tp --dry-run",
+       "weftctl regroup --defaults --decode dcp2 --index split"},
+      run_regroup};
+}
+
+Command cancel() {
+  return {"cancel",
+          "end requests",
+          "Their streams finish with the reason \"cancelled\" and their cache pages are free again.",
+          {{"ID", "", "the requests", &A::requests, Check::kNone, {}, true}},
+          {"weftctl cancel 7 8"},
+          run_cancel};
+}
+
+Command workers() {
+  return {"workers",
+          "the worker processes",
+          "One line per rank: state, process, restarts, how the last one ended, and where its time went.",
+          {},
+          {"weftctl workers"},
+          run_workers};
+}
+
+Command version() {
+  return {"version",
+          "versions of weftctl, the daemon and their protocols",
+          "Prints weftctl's own version also when the daemon is unreachable (and then exits with 69).",
+          {},
+          {"weftctl version"},
+          run_version};
+}
+
+Command record() {
+  return {"record",
+          "start or stop writing every plan to a file",
+          "A recording lies in the daemon's state folder; it can be replayed to study an incident.",
+          {{"ON_OR_OFF", "", "on or off", &A::on_or_off, Check::kChoice, {"on", "off"}, true}},
+          {"weftctl record on"},
+          run_record};
+}
+
+Command stop() {
+  return {"stop",
+          "stop the daemon and its workers",
+          "Streams end with the reason \"cancelled\". Waits until the daemon's process is gone.",
+          {{"--no-wait", "", "return as soon as the daemon has agreed", &A::no_wait}},
+          {"weftctl stop"},
+          run_stop};
+}
+
+Command help() {
+  return {"help",
+          "help on a command, or the whole reference",
+          "The reference page docs/weftctl.md is the output of weftctl help --markdown.",
+          {{"COMMAND", "", "the command", &A::topic},
+           {"--markdown", "", "the whole reference as Markdown", &A::markdown}},
+          {"weftctl help regroup"},
+          run_help};
+}
+
+}  // namespace
+
+const std::vector<Command>& commands() {
+  static const std::vector<Command> table = {status(),  generate(), requests(), explain(),
+                                             regroup(), cancel(),   workers(),  version(),
+                                             record(),  stop(),     help()};
+  return table;
+}
+
+const std::vector<Option>& global_options() {
+  static const std::vector<Option> table = {
+      {"-o,--output",
+       "FORM",
+       "table (default, for people) or json (one document, with a schema number)",
+       &A::output,
+       Check::kChoice,
+       {"table", "json"}},
+      {"--state-dir", "FOLDER", "the state folder that the daemon was started with: finds both sockets",
+       &A::state_dir},
+      {"--control-socket", "PATH",
+       "the daemon's control socket; default: control.sock in the state or run folder", &A::control_socket},
+      {"--client", "ENDPOINT",
+       "the daemon's client endpoint (ipc://… or tcp://…); default: as the daemon says", &A::client_endpoint},
+      {"--timeout", "SECONDS",
+       "give up after this long; 0: never. Default 10, 30 for stop, none for generate", &A::timeout_s}};
+  return table;
+}
+
+const Command* find_command(const std::string& name) {
+  for (const Command& command : commands()) {
+    if (command.name == name) return &command;
+  }
+  return nullptr;
+}
+
+}  // namespace weft::ctl

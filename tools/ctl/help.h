@@ -1,0 +1,15 @@
+// Help texts, made from the table of commands.
+#pragma once
+
+#include <string>
+
+#include "tools/ctl/command.h"
+
+namespace weft::ctl {
+
+std::string program_help();
+std::string command_help(const Command& command);
+// The reference page, docs/weftctl.md.
+std::string markdown_reference();
+
+}  // namespace weft::ctl

@@ -1,0 +1,107 @@
+#include "tools/ctl/parse.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+namespace weft::ctl {
+namespace {
+
+void add_option(CLI::App& app, const Option& option, Arguments& arguments) {
+  CLI::Option* added = std::visit(
+      [&](auto member) -> CLI::Option* {
+        auto& field = arguments.*member;
+        using Field = std::remove_reference_t<decltype(field)>;
+        if constexpr (std::is_same_v<Field, bool>) {
+          return app.add_flag(option.names, field)->multi_option_policy(CLI::MultiOptionPolicy::Throw);
+        } else {
+          CLI::Option* made = app.add_option(option.names, field);
+          constexpr bool kList =
+              std::is_same_v<Field, std::vector<uint32_t>> || std::is_same_v<Field, std::vector<uint64_t>>;
+          // A list option is one word (1,2,3), so that it cannot swallow the words after it.
+          if constexpr (kList) {
+            made->delimiter(',');
+            if (!option.positional())
+              made->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args(false);
+          }
+          return made;
+        }
+      },
+      option.target);
+  if (option.check == Check::kChoice) added->check(CLI::IsMember(option.choices));
+  if (option.required) added->required();
+}
+
+Result<void> check_seconds(double value, const char* field, double least) {
+  if (value >= least && value <= 1e9) return {};
+  return error(ErrorCode::kInvalidArgument,
+               "must be a number of seconds from " + CLI::detail::to_string(least) + " to 1000000000", field);
+}
+
+// What CLI11 does not check.
+Result<void> check(Arguments& arguments) {
+  if (!arguments.decode.empty()) {
+    TRY(arguments.decode, normal_grouping(arguments.decode));
+  }
+  if (arguments.timeout_s) TRY_VOID(check_seconds(*arguments.timeout_s, "--timeout", 0));
+  return check_seconds(arguments.interval_s, "--interval", 0.05);
+}
+
+}  // namespace
+
+Result<std::string> normal_grouping(const std::string& text) {
+  if (text == "tp" || text == "dp") return text;
+  const auto wrong =
+      error(ErrorCode::kInvalidArgument, "\"" + text + "\" is none of tp, dp, dcp(N)", "--decode");
+  if (text.rfind("dcp", 0) != 0) return wrong;
+  std::string digits = text.substr(3);
+  if (digits.size() >= 2 && digits.front() == '(' && digits.back() == ')') {
+    digits = digits.substr(1, digits.size() - 2);
+  } else if (!digits.empty() && digits.front() == ':') {
+    digits.erase(0, 1);
+  }
+  const bool number = !digits.empty() && digits.size() <= 3 && digits.front() != '0' &&
+                      std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!number) return wrong;
+  return "dcp(" + digits + ")";
+}
+
+Result<Parsed> parse(std::vector<std::string> words) {
+  Parsed parsed;
+  CLI::App app("weftctl");
+  app.require_subcommand(0, 1);
+  app.set_help_flag("-h,--help");
+  app.add_flag("--version", parsed.version);
+  for (const Option& option : global_options()) add_option(app, option, parsed.arguments);
+  for (const Command& command : commands()) {
+    CLI::App* sub = app.add_subcommand(command.name);
+    sub->set_help_flag("-h,--help");
+    sub->fallthrough();  // the global options may follow the command's name
+    for (const Option& option : command.options) add_option(*sub, option, parsed.arguments);
+  }
+  const auto take_command = [&] {
+    if (!app.get_subcommands().empty()) parsed.command = find_command(app.get_subcommands()[0]->get_name());
+  };
+  std::reverse(words.begin(), words.end());  // as CLI11 wants them
+  try {
+    app.parse(words);
+  } catch (const CLI::CallForHelp&) {
+    take_command();
+    parsed.help = true;
+    return parsed;
+  } catch (const CLI::Error& failure) {
+    take_command();
+    const std::string hint = parsed.command == nullptr ? "" : " " + parsed.command->name;
+    return error(ErrorCode::kInvalidArgument,
+                 std::string(failure.what()) + " (see weftctl" + hint + " --help)");
+  } catch (const std::exception& failure) {
+    return error(ErrorCode::kInvalidArgument, failure.what());
+  }
+  take_command();
+  TRY_VOID(check(parsed.arguments));
+  if (parsed.command == nullptr && !parsed.version) {
+    return error(ErrorCode::kInvalidArgument, "a command is needed (see weftctl --help)");
+  }
+  return parsed;
+}
+
+}  // namespace weft::ctl

@@ -1,0 +1,25 @@
+// From a command line to checked Arguments. Every fault is kInvalidArgument, found before a message leaves.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "proto/vocab/result.h"
+#include "tools/ctl/arguments.h"
+#include "tools/ctl/command.h"
+
+namespace weft::ctl {
+
+struct Parsed {
+  Arguments arguments;
+  const Command* command = nullptr;  // null: help on weftctl itself, or its version
+  bool help = false;
+  bool version = false;
+};
+
+// `words` without the program's name.
+Result<Parsed> parse(std::vector<std::string> words);
+// "dcp4", "dcp:4", "dcp(4)" to "dcp(4)"; "tp" and "dp" as they are.
+Result<std::string> normal_grouping(const std::string& text);
+
+}  // namespace weft::ctl

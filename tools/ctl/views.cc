@@ -1,0 +1,264 @@
+#include "tools/ctl/views.h"
+
+#include "proto/vocab/units.h"
+
+namespace weft::ctl {
+namespace {
+
+std::string count(uint64_t value) { return human_count(static_cast<int64_t>(value)); }
+std::string bytes(uint64_t value) { return human_bytes(static_cast<int64_t>(value)); }
+
+// "heading" over a block of text, which is left out when empty.
+std::string section(const std::string& heading, const std::string& body, const Terminal& terminal) {
+  return body.empty() ? "" : "\n" + styled(heading, Style::kBold, terminal) + "\n" + body;
+}
+
+std::string facts(const std::vector<std::pair<std::string, Cell>>& rows, const Terminal& terminal) {
+  Table table({{"", false, false}, {"", false, true}});
+  for (const auto& [name, value] : rows) {
+    if (!value.text.empty()) table.add({Cell(name, Style::kDim), value});
+  }
+  return table.text(terminal);
+}
+
+std::string groupings(const std::string& prefill, const std::string& decode, const std::string& index) {
+  return "prefill " + prefill + ", decode " + decode + ", index " + index;
+}
+
+std::string pools_text(const wire::StatusReply& status, const Terminal& terminal) {
+  if (status.pools().empty()) return "";
+  Table table({{"rank", true},
+               {"stream"},
+               {"pages", true},
+               {"used", true},
+               {"cached", true},
+               {"in flight", true},
+               {"free", true},
+               {"page", true}});
+  for (const auto& pool : status.pools()) {
+    const auto add = [&](const char* name, const wire::StreamPool& stream) {
+      if (stream.pages() == 0) return;
+      table.add({std::to_string(pool.rank()), name, count(stream.pages()), count(stream.used()),
+                 count(stream.cached()), count(stream.in_flight()), count(stream.free()),
+                 bytes(stream.page_bytes())});
+    };
+    add("entries", pool.entries());
+    add("index keys", pool.index_keys());
+  }
+  return table.text(terminal);
+}
+
+std::string crossed_table(const wire::Crossed& crossed, const Terminal& terminal) {
+  if (crossed_total(crossed) == 0) return "";
+  Table table({{"", false}, {"", true}});
+  for (const CrossedKind& kind : crossed_kinds(crossed)) {
+    if (kind.bytes > 0) table.add({Cell(kind.name, Style::kDim), bytes(kind.bytes)});
+  }
+  return table.text(terminal);
+}
+
+std::string loading(const wire::StatusReply& status) {
+  if (status.load_total() == 0 || status.load_done() >= status.load_total()) return "";
+  return count(status.load_done()) + " of " + count(status.load_total()) + " tensors";
+}
+
+std::string model_line(const wire::StatusReply& status) {
+  std::string out = status.model();
+  if (!status.model_type().empty()) out += " (" + status.model_type() + ")";
+  if (status.max_context() > 0) out += ", context up to " + count(status.max_context());
+  if (!status.weight_dtype().empty()) {
+    out += ", weights " + status.weight_dtype() + ", cache " + status.cache_dtype();
+  }
+  return out;
+}
+
+std::string stored_text(const google::protobuf::RepeatedPtrField<wire::RankStored>& stored,
+                        const Terminal& terminal) {
+  if (stored.empty()) return "";
+  Table table({{"rank", true}, {"entries", true}, {"index keys", true}});
+  for (const auto& rank : stored) {
+    table.add({std::to_string(rank.rank()), bytes(rank.entries()), bytes(rank.index_keys())});
+  }
+  return table.text(terminal);
+}
+
+std::string phases_text(const wire::ExplainReply& reply, const Terminal& terminal) {
+  const wire::Trace& trace = reply.trace();
+  const uint64_t computed = reply.status().computed_tokens();
+  Table table({{"phase"},
+               {"grouping"},
+               {"steps", true},
+               {"time", true},
+               {"tokens/s", true},
+               {"crossed", false, true}});
+  table.add({"prefill", trace.prefill(), count(trace.prefill_steps()), human_time(trace.prefill_ns()),
+             human_rate(std::min(computed, reply.status().prompt_tokens() - reply.status().cached_tokens()),
+                        trace.prefill_ns()),
+             crossed_text(trace.prefill_crossed())});
+  table.add({"decode", trace.decode(), count(trace.decode_steps()), human_time(trace.decode_ns()),
+             human_rate(trace.decode_steps(), trace.decode_ns()), crossed_text(trace.decode_crossed())});
+  return table.text(terminal);
+}
+
+std::string costs_text(const wire::ExplainReply& reply, const Terminal& terminal) {
+  if (reply.costs().empty()) return "";
+  Table table({{""},
+               {"decode"},
+               {"index"},
+               {"stored per rank", true},
+               {"crossed per step", true},
+               {"a change moves", true},
+               {"step", true}});
+  for (const auto& cost : reply.costs()) {
+    uint64_t most = 0;
+    for (const auto& rank : cost.stored()) most = std::max(most, rank.entries() + rank.index_keys());
+    const Style style = cost.present() ? Style::kGood : Style::kPlain;
+    table.add({Cell(cost.present() ? "*" : "", style), Cell(cost.decode(), style), cost.index(), bytes(most),
+               bytes(crossed_total(cost.per_step())), cost.present() ? "-" : bytes(cost.change_bytes()),
+               cost.step_ns() == 0 ? "-" : human_time(cost.step_ns())});
+  }
+  return table.text(terminal);
+}
+
+}  // namespace
+
+Cell state_cell(const std::string& state) {
+  if (state == "ready" || state == "decode" || state == "prefill") return {state, Style::kGood};
+  if (state == "error" || state == "down") return {state, Style::kBad};
+  if (state == "stop" || state == "length" || state == "cancelled") return {state, Style::kDim};
+  return {state, Style::kWarning};
+}
+
+std::vector<CrossedKind> crossed_kinds(const wire::Crossed& c) {
+  return {{"entries", c.entries()},   {"index keys", c.index_keys()}, {"queries", c.queries()},
+          {"partials", c.partials()}, {"candidates", c.candidates()}, {"rows", c.rows()},
+          {"host", c.host()},         {"regroup", c.regroup()}};
+}
+
+uint64_t crossed_total(const wire::Crossed& crossed) {
+  uint64_t total = 0;
+  for (const CrossedKind& kind : crossed_kinds(crossed)) total += kind.bytes;
+  return total;
+}
+
+std::string crossed_text(const wire::Crossed& crossed) {
+  std::string out;
+  for (const CrossedKind& kind : crossed_kinds(crossed)) {
+    if (kind.bytes > 0) out += (out.empty() ? "" : ", ") + std::string(kind.name) + " " + bytes(kind.bytes);
+  }
+  return out.empty() ? "nothing" : out;
+}
+
+std::string status_view(const wire::StatusReply& status, const Terminal& terminal) {
+  std::string workers = std::to_string(status.workers()) + ", epoch " + std::to_string(status.epoch());
+  if (status.worker_restarts() > 0) workers += ", " + count(status.worker_restarts()) + " restarts";
+  if (!status.instruction_set().empty()) workers += ", " + status.instruction_set();
+  std::string out =
+      facts({{"state", state_cell(status.state())},
+             {"loading", loading(status)},
+             {"model", model_line(status)},
+             {"workers", workers},
+             {"up", human_time(status.uptime_ns())},
+             {"defaults", groupings(status.prefill(), status.decode(), status.index())},
+             {"requests", count(status.running()) + " running, " + count(status.waiting()) + " waiting, " +
+                              count(status.finished()) + " finished, " + count(status.failed()) + " failed"},
+             {"tokens", count(status.prompt_tokens()) + " of prompts (" + count(status.cached_tokens()) +
+                            " from the prefix cache), " + count(status.generated_tokens()) + " generated"},
+             {"steps", count(status.steps())},
+             {"block", std::to_string(status.block_tokens()) + " tokens"},
+             {"clients", status.client_endpoint()},
+             {"state folder", status.state_folder()}},
+            terminal);
+  out += section("Cache pages", pools_text(status, terminal), terminal);
+  out += section("Crossed between ranks", crossed_table(status.crossed(), terminal), terminal);
+  return out;
+}
+
+std::string requests_view(const wire::RequestsReply& reply, const Terminal& terminal) {
+  if (reply.requests().empty()) return "no requests\n";
+  Table table({{"id", true},
+               {"state"},
+               {"prompt", true},
+               {"cached", true},
+               {"computed", true},
+               {"generated", true},
+               {"prefill"},
+               {"decode"},
+               {"index"},
+               {"age", true}});
+  for (const auto& request : reply.requests()) {
+    table.add({std::to_string(request.request()), state_cell(request.state()), count(request.prompt_tokens()),
+               count(request.cached_tokens()), count(request.computed_tokens()),
+               count(request.completion_tokens()) + "/" + count(request.max_tokens()), request.prefill(),
+               request.decode(), request.index(), human_time(request.age_ns())});
+  }
+  return table.text(terminal);
+}
+
+std::string workers_view(const wire::WorkersReply& reply, const Terminal& terminal) {
+  Table table({{"rank", true},
+               {"state"},
+               {"pid", true},
+               {"device"},
+               {"up", true},
+               {"steps", true},
+               {"computing", true},
+               {"waiting", true},
+               {"restarts", true},
+               {"last exit", false, true}});
+  for (const auto& worker : reply.workers()) {
+    table.add({std::to_string(worker.rank()), state_cell(worker.state()),
+               worker.pid() == 0 ? "-" : std::to_string(worker.pid()), worker.device(),
+               human_time(worker.uptime_ns()), count(worker.steps()), human_time(worker.compute_ns()),
+               human_time(worker.wait_ns()), count(worker.restarts()),
+               worker.last_exit().empty() ? "-" : worker.last_exit()});
+  }
+  return table.text(terminal);
+}
+
+std::string explain_view(const wire::ExplainReply& reply, const Terminal& terminal) {
+  const auto& status = reply.status();
+  const auto& trace = reply.trace();
+  std::string out = facts(
+      {{"request", std::to_string(status.request())},
+       {"state", state_cell(status.state())},
+       {"prompt", count(status.prompt_tokens()) + " tokens, " + count(status.cached_tokens()) +
+                      " from the prefix cache"},
+       {"generated", count(status.completion_tokens()) + " of at most " + count(status.max_tokens())},
+       {"grouping", groupings(status.prefill(), status.decode(), status.index())},
+       {"queued", human_time(trace.queued_ns())},
+       {"switch", bytes(trace.switch_bytes()) + " moved between the last prefill and the first decode step"},
+       {"regrouped", trace.regroups() == 0
+                         ? std::string("never")
+                         : count(trace.regroups()) + " times, " + bytes(trace.regroup_bytes()) + " moved"}},
+      terminal);
+  out += section("Phases", phases_text(reply, terminal), terminal);
+  out += section("Stored", stored_text(trace.stored(), terminal), terminal);
+  out += section("Groupings it could have (* now)", costs_text(reply, terminal), terminal);
+  return out;
+}
+
+std::string regroup_view(const wire::RegroupReply& reply, bool dry_run, const Terminal& terminal) {
+  std::string out;
+  if (!reply.outcomes().empty()) {
+    Table table({{"id", true},
+                 {"before"},
+                 {"after"},
+                 {dry_run ? "would move" : "moved", true},
+                 {dry_run ? "would drop" : "dropped", true},
+                 {"", false, true}});
+    for (const auto& outcome : reply.outcomes()) {
+      const bool failed = outcome.error().code() != wire::ERROR_OK;
+      table.add({std::to_string(outcome.request()), outcome.before(), outcome.after(),
+                 bytes(outcome.bytes_moved()), count(outcome.pages_dropped()) + " pages",
+                 failed ? Cell(outcome.error().message(), Style::kBad) : Cell("")});
+    }
+    out += table.text(terminal);
+  }
+  if (!reply.decode().empty()) {
+    out += "defaults: " + groupings(reply.prefill(), reply.decode(), reply.index()) + "\n";
+  }
+  return out.empty() ? "nothing to regroup\n" : out;
+}
+
+}  // namespace weft::ctl

@@ -1,0 +1,31 @@
+// Replies of the daemon as text for people. Pure: the same reply and terminal give the same text.
+#pragma once
+
+#include <string>
+
+#include "proto/control.pb.h"
+#include "tools/ctl/context.h"
+#include "tools/ctl/table.h"
+
+namespace weft::ctl {
+
+std::string status_view(const wire::StatusReply& status, const Terminal& terminal);
+std::string requests_view(const wire::RequestsReply& reply, const Terminal& terminal);
+std::string workers_view(const wire::WorkersReply& reply, const Terminal& terminal);
+std::string explain_view(const wire::ExplainReply& reply, const Terminal& terminal);
+std::string regroup_view(const wire::RegroupReply& reply, bool dry_run, const Terminal& terminal);
+
+// A state's word in its colour.
+Cell state_cell(const std::string& state);
+
+struct CrossedKind {
+  const char* name;
+  uint64_t bytes;
+};
+// All kinds, in the order of the message.
+std::vector<CrossedKind> crossed_kinds(const wire::Crossed& crossed);
+uint64_t crossed_total(const wire::Crossed& crossed);
+// "rows 1.2 MiB, partials 48.0 KiB": the kinds that are not zero; "nothing".
+std::string crossed_text(const wire::Crossed& crossed);
+
+}  // namespace weft::ctl
