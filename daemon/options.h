@@ -1,0 +1,66 @@
+// The command line of weftd, checked: everything that can be known wrong before a file is opened.
+//
+// Read once, in main; the rest of the daemon sees this struct and never the environment. An Error names the option
+// (field) and its limit; main turns it into exit code 2.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "controlplane/event.h"
+#include "daemon/event_log.h"
+#include "proto/vocab/ids.h"
+#include "proto/vocab/result.h"
+
+namespace weft::daemon {
+
+inline constexpr const char* kVersion = "0.1.0";
+
+// "cpu" or "cpu:0-3": the cores that a worker's threads are pinned to; none: not pinned.
+struct Device {
+  std::string name = "cpu";
+  std::vector<uint32_t> cores;
+};
+Result<std::vector<Device>> parse_devices(const std::string& text);
+
+struct Options {
+  std::string model_folder;
+  std::string model_name;  // what clients call it; the folder's last part unless given
+  int workers = 1;
+  std::vector<Device> devices;  // one per rank
+  int threads_per_worker = 1;
+  std::string state_folder;
+  std::string client_endpoint;
+  std::string control_socket;
+  std::string worker_binary;
+
+  int64_t block_tokens = 64;
+  int64_t pool_tokens = 0;  // per rank; 0: pool_bytes decides
+  int64_t pool_bytes = 0;   // per rank
+  int64_t max_context = 0;  // 0: the model's own
+  int64_t max_step_rows = 2048;
+  int64_t max_running = 64;
+  int64_t max_waiting = 1024;
+  uint32_t weight_dtype = 0;  // 0 as stored, 1 f32, 2 bf16 (worker.proto)
+  DType cache_dtype = DType::kF32;
+  // Empty: what the journal remembers, else zigzag, tp, copied.
+  std::optional<kv::Split> prefill;
+  std::optional<kv::DecodeWish> decode;
+  std::optional<kv::IndexKind> index;
+
+  Duration hang_deadline = std::chrono::seconds(30);      // no rank moved; more for heavy plans
+  Duration heartbeat_deadline = std::chrono::seconds(10);  // one worker's heartbeat stood still
+  Duration stall_limit = std::chrono::seconds(60);         // a client that does not read
+  LogLevel log_level = LogLevel::kInfo;
+  bool record = false;  // write every plan to a file in the state folder, from the start
+};
+
+struct ParsedOptions {
+  std::optional<Options> options;  // empty: `message` is help or version, printed and done
+  std::string message;
+};
+Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments);
+
+}  // namespace weft::daemon

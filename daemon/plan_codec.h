@@ -1,0 +1,20 @@
+// controlplane::Plan ↔ wire::StepPlan, field by field.
+//
+// The table writes of a plan are not in the message: the engine applies them to the control arena before it
+// publishes. A repeat of a step is the same bytes: encode once, keep the bytes.
+#pragma once
+
+#include <string>
+
+#include "controlplane/plan.h"
+#include "proto/worker.pb.h"
+
+namespace weft::daemon {
+
+wire::StepPlan encode_plan(const controlplane::Plan& plan);
+// For tests and replay: everything but the table writes. kBadMessage names the field that is out of range.
+Result<controlplane::Plan> decode_plan(const wire::StepPlan& message);
+// Serialised deterministically.
+std::string plan_bytes(const controlplane::Plan& plan);
+
+}  // namespace weft::daemon

@@ -1,0 +1,143 @@
+#include "daemon/validate.h"
+
+#include <cmath>
+
+namespace weft::daemon {
+namespace {
+
+Error bad(const char* field, std::string message) {
+  return error(ErrorCode::kInvalidArgument, std::move(message), field);
+}
+
+Error under(const char* field, Error failure) {
+  failure.field = field;
+  return failure;
+}
+
+std::string show(float value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", static_cast<double>(value));
+  return text;
+}
+
+Result<void> check_token(uint32_t token, const char* field, int64_t index, const ModelFacts& model) {
+  if (static_cast<int64_t>(token) < model.vocabulary) return {};
+  return bad(field, "token id " + std::to_string(token) + " at index " + std::to_string(index) +
+                        " is not below the vocabulary of " + std::to_string(model.vocabulary));
+}
+
+Result<controlplane::SamplingParams> check_sampling(const wire::GenerateRequest& request, const ModelFacts& model) {
+  const float temperature = request.temperature();
+  if (!std::isfinite(temperature) || temperature < 0 || temperature > 100) {
+    return bad("temperature", "must be from 0 to 100, not " + show(temperature));
+  }
+  const float top_p = request.has_top_p() ? request.top_p() : 1.0f;
+  if (!std::isfinite(top_p) || top_p <= 0 || top_p > 1) {
+    return bad("top_p", "must be above 0 and at most 1, not " + show(top_p));
+  }
+  if (static_cast<int64_t>(request.top_k()) > model.vocabulary) {
+    return bad("top_k", "must be at most the vocabulary of " + std::to_string(model.vocabulary) + ", not " +
+                            std::to_string(request.top_k()));
+  }
+  return controlplane::SamplingParams{temperature, request.top_k(), top_p, request.seed()};
+}
+
+Result<std::vector<uint32_t>> check_stop_tokens(const wire::GenerateRequest& request, const ModelFacts& model) {
+  if (request.stop_tokens_size() > kStopTokensMax) {
+    return error(ErrorCode::kTooLarge,
+                 std::to_string(request.stop_tokens_size()) + " given, limit " + std::to_string(kStopTokensMax),
+                 "stop_tokens");
+  }
+  std::vector<uint32_t> stop;
+  for (int i = 0; i < request.stop_tokens_size(); ++i) {
+    TRY_VOID(check_token(request.stop_tokens(i), "stop_tokens", i, model));
+    stop.push_back(request.stop_tokens(i));
+  }
+  if (!request.ignore_eos()) stop.insert(stop.end(), model.eos_tokens.begin(), model.eos_tokens.end());
+  return stop;
+}
+
+}  // namespace
+
+Result<void> validate_model(const std::string& name, const ModelFacts& model) {
+  if (name.empty() || name == model.name) return {};
+  return error(ErrorCode::kNotFound, "no model '" + name + "' here; this daemon serves '" + model.name + "'", "model");
+}
+
+Result<controlplane::GroupingWish> validate_grouping(const std::string& prefill, const std::string& decode,
+                                                     const std::string& index,
+                                                     const controlplane::GroupingWish& base, int rank_count) {
+  controlplane::GroupingWish wish = base;
+  if (!prefill.empty()) {
+    auto split = kv::parse_split(prefill);
+    if (!split) return under("prefill", split.error());
+    wish.prefill = *split;
+  }
+  if (!decode.empty()) {
+    auto parsed = kv::parse_decode(decode, rank_count);
+    if (!parsed) return under("decode", parsed.error());
+    if (auto fits = kv::validate_decode(*parsed, rank_count); !fits) return under("decode", fits.error());
+    wish.decode = *parsed;
+  }
+  if (!index.empty()) {
+    auto kind = kv::parse_index(index);
+    if (!kind) return under("index", kind.error());
+    wish.index = *kind;
+  }
+  return wish;
+}
+
+Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, const ModelFacts& model,
+                                        const controlplane::GroupingWish& defaults, int rank_count) {
+  TRY_VOID(validate_model(request.model(), model));
+  CheckedRequest checked;
+  switch (request.prompt_case()) {
+    case wire::GenerateRequest::PROMPT_NOT_SET: return bad("prompt", "missing: give text or tokens");
+    case wire::GenerateRequest::kText:
+      if (request.text().empty()) return bad("text", "must not be empty");
+      if (!model.has_tokenizer) {
+        return error(ErrorCode::kUnsupported, "the model has no tokenizer.json; send token ids", "text");
+      }
+      break;
+    case wire::GenerateRequest::kTokens:
+      if (request.tokens().ids().empty()) return bad("tokens", "must hold at least one token");
+      break;
+  }
+  if (request.max_tokens() != 0) checked.max_tokens = request.max_tokens();
+  if (checked.max_tokens > model.max_context) {
+    return error(ErrorCode::kTooLarge,
+                 std::to_string(checked.max_tokens) + " is beyond the context of " + std::to_string(model.max_context),
+                 "max_tokens");
+  }
+  TRY(checked.sampling, check_sampling(request, model));
+  TRY(checked.stop_tokens, check_stop_tokens(request, model));
+  TRY(checked.grouping,
+      validate_grouping(request.prefill(), request.decode(), request.index(), defaults, rank_count));
+  if (request.cache_salt().size() > kSaltBytesMax) {
+    return error(ErrorCode::kTooLarge,
+                 std::to_string(request.cache_salt().size()) + " bytes, limit " + std::to_string(kSaltBytesMax),
+                 "cache_salt");
+  }
+  checked.use_prefix_cache = !request.no_prefix_cache();
+  checked.digest = request.digest();
+  checked.cache_salt = request.cache_salt();
+  checked.credit = request.credit();
+  return checked;
+}
+
+Result<void> validate_prompt(const std::vector<uint32_t>& prompt, int64_t max_tokens, const ModelFacts& model) {
+  if (prompt.empty()) return bad("prompt", "must hold at least one token");
+  const auto length = static_cast<int64_t>(prompt.size());
+  if (length + max_tokens > model.max_context) {
+    return error(ErrorCode::kTooLarge,
+                 std::to_string(length) + " prompt tokens and max_tokens " + std::to_string(max_tokens) +
+                     " exceed the context of " + std::to_string(model.max_context),
+                 "prompt");
+  }
+  for (int64_t i = 0; i < length; ++i) {
+    TRY_VOID(check_token(prompt[static_cast<size_t>(i)], "tokens", i, model));
+  }
+  return {};
+}
+
+}  // namespace weft::daemon

@@ -1,0 +1,52 @@
+// Checks every field of a GenerateRequest and turns it into words of the control plane.
+//
+// Pure. What only the control plane can know (room in the pools) is checked there. An Error names the field and the
+// limit. Text is tokenized between validate_request() and validate_prompt().
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "controlplane/event.h"
+#include "proto/client.pb.h"
+#include "proto/vocab/result.h"
+
+namespace weft::daemon {
+
+struct ModelFacts {
+  std::string name;
+  std::string model_type;
+  int64_t vocabulary = 0;
+  int64_t max_context = 0;
+  std::vector<uint32_t> eos_tokens;
+  bool has_tokenizer = false;
+};
+
+inline constexpr int kStopTokensMax = 64;
+inline constexpr size_t kSaltBytesMax = 256;
+inline constexpr uint32_t kDefaultMaxTokens = 16;
+
+// Everything but the prompt.
+struct CheckedRequest {
+  controlplane::SamplingParams sampling;
+  int64_t max_tokens = kDefaultMaxTokens;
+  std::vector<uint32_t> stop_tokens;  // with the model's, unless ignore_eos
+  controlplane::GroupingWish grouping;
+  bool use_prefix_cache = true;
+  bool digest = false;
+  std::string cache_salt;
+  uint32_t credit = 0;
+};
+
+Result<void> validate_model(const std::string& name, const ModelFacts& model);
+Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, const ModelFacts& model,
+                                        const controlplane::GroupingWish& defaults, int rank_count);
+Result<void> validate_prompt(const std::vector<uint32_t>& prompt, int64_t max_tokens, const ModelFacts& model);
+
+// What a RegroupRequest asks of one grouping; empty strings keep `base`.
+Result<controlplane::GroupingWish> validate_grouping(const std::string& prefill, const std::string& decode,
+                                                     const std::string& index,
+                                                     const controlplane::GroupingWish& base, int rank_count);
+
+}  // namespace weft::daemon
