@@ -18,10 +18,14 @@ const char* level_name(LogLevel level) {
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarning: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
   }
   return spdlog::level::info;
 }
@@ -63,7 +67,8 @@ Result<LogLevel> parse_log_level(const std::string& text) {
   for (int level = 0; level < 4; ++level) {
     if (text == level_name(static_cast<LogLevel>(level))) return static_cast<LogLevel>(level);
   }
-  return error(ErrorCode::kInvalidArgument, "must be debug, info, warning or error, not '" + text + "'", "log-level");
+  return error(ErrorCode::kInvalidArgument, "must be debug, info, warning or error, not '" + text + "'",
+               "log-level");
 }
 
 std::string log_line(LogFormat format, LogLevel level, std::string_view time, std::string_view event,
@@ -89,7 +94,8 @@ std::string log_line(LogFormat format, LogLevel level, std::string_view time, st
   return line;
 }
 
-EventLog::EventLog(LogLevel level) : EventLog(level, isatty(STDERR_FILENO) ? LogFormat::kText : LogFormat::kJson) {}
+EventLog::EventLog(LogLevel level)
+    : EventLog(level, isatty(STDERR_FILENO) ? LogFormat::kText : LogFormat::kJson) {}
 
 EventLog::EventLog(LogLevel level, LogFormat format)
     : format_(format),

@@ -1,8 +1,8 @@
 // The daemon's log: one event per line, with a stable name and typed fields.
 //
-// On a terminal a line is text for people; elsewhere it is one JSON object ({"time", "level", "event", fields…}).
-// Tests and tools look for names and fields, never for prose. `error` means that a person must act. Nothing is
-// logged per token. Any thread may log.
+// On a terminal a line is text for people; elsewhere it is one JSON object ({"time", "level", "event",
+// fields…}). Tests and tools look for names and fields, never for prose. `error` means that a person must
+// act. Nothing is logged per token. Any thread may log.
 #pragma once
 
 #include <cstdint>

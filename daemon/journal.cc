@@ -28,7 +28,8 @@ constexpr const char* kSchema = R"sql(
 )sql";
 
 int64_t now_ms() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
       .count();
 }
 
@@ -37,7 +38,8 @@ Error sql_error(sqlite3* database, const std::string& what) {
 }
 
 Result<void> execute(sqlite3* database, const char* sql) {
-  if (sqlite3_exec(database, sql, nullptr, nullptr, nullptr) != SQLITE_OK) return sql_error(database, "write");
+  if (sqlite3_exec(database, sql, nullptr, nullptr, nullptr) != SQLITE_OK)
+    return sql_error(database, "write");
   return {};
 }
 
@@ -123,7 +125,8 @@ Result<void> migrate(sqlite3* database) {
   TRY(const int64_t version, schema_version(database));
   if (version == Journal::kSchemaVersion) return {};
   if (version != 0) {
-    return error(ErrorCode::kUnsupported, "journal version " + std::to_string(version) + "; this daemon knows " +
+    return error(ErrorCode::kUnsupported, "journal version " + std::to_string(version) +
+                                              "; this daemon knows " +
                                               std::to_string(Journal::kSchemaVersion));
   }
   const std::string all = std::string("BEGIN IMMEDIATE;") + kSchema +
@@ -222,7 +225,8 @@ Result<std::vector<CommandRecord>> Journal::commands(int64_t newest) const {
   for (;;) {
     TRY(const bool row, statement.step());
     if (!row) return records;
-    CommandRecord record{statement.integer(0), statement.integer(1), statement.text(2), statement.text(3), {}};
+    CommandRecord record{
+        statement.integer(0), statement.integer(1), statement.text(2), statement.text(3), {}};
     if (!statement.is_null(4)) record.outcome = statement.text(4);
     records.push_back(std::move(record));
   }

@@ -1,8 +1,9 @@
 // The journal of intent: what the daemon was told to be, in a SQLite file of the state folder.
 //
-// Holds the configuration of the present run, the wanted topology (worker count, default groupings) and the history
-// of commands with their outcomes. Requests are not in it: a daemon's crash ends streams. The state folder belongs to
-// one daemon at a time, by a lock that dies with it. Loop thread only; a write takes about a millisecond.
+// Holds the configuration of the present run, the wanted topology (worker count, default groupings) and the
+// history of commands with their outcomes. Requests are not in it: a daemon's crash ends streams. The state
+// folder belongs to one daemon at a time, by a lock that dies with it. Loop thread only; a write takes about
+// a millisecond.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +32,8 @@ class Journal {
  public:
   static constexpr int kSchemaVersion = 1;
 
-  // Makes the folder if needed, takes its lock, opens and migrates the file. kFailedPrecondition: another daemon has
-  // the folder. kIo names the folder and the reason. kUnsupported: the file is of a newer version.
+  // Makes the folder if needed, takes its lock, opens and migrates the file. kFailedPrecondition: another
+  // daemon has the folder. kIo names the folder and the reason. kUnsupported: the file is of a newer version.
   static Result<Journal> open(const std::string& state_folder);
   Journal(Journal&&) noexcept;
   Journal& operator=(Journal&&) noexcept;

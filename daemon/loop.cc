@@ -1,5 +1,7 @@
 #include "daemon/loop.h"
 
+#include <uv.h>
+
 #include <deque>
 
 #include "proto/vocab/check.h"
@@ -20,39 +22,41 @@ uint64_t milliseconds_up(Duration duration) {
 
 }  // namespace
 
-// A uv_async_t of our own: uv_idle would keep the loop spinning, a zero timer would be late by a turn.
-struct Loop::Deferred {
+static_assert(kReadable == UV_READABLE && kWritable == UV_WRITABLE);
+
+// The async handle carries deferred tasks: an idle handle would keep the loop spinning.
+struct Loop::State {
+  uv_loop_t loop;
   uv_async_t async;
   std::deque<std::function<void()>> tasks;
 };
 
-Loop::Loop() : deferred_(new Deferred) {
-  CHECK_EQ(uv_loop_init(&loop_), 0);
-  deferred_->async.data = deferred_.get();
-  CHECK_EQ(uv_async_init(&loop_, &deferred_->async,
-                         [](uv_async_t* async) {
-                           auto* deferred = static_cast<Deferred*>(async->data);
-                           auto tasks = std::move(deferred->tasks);
-                           deferred->tasks.clear();
-                           for (auto& task : tasks) task();
-                         }),
-           0);
+Loop::Loop() : state_(new State) {
+  CHECK_EQ(uv_loop_init(&state_->loop), 0);
+  state_->async.data = state_.get();
+  const auto run_tasks = [](uv_async_t* async) {
+    auto tasks = std::move(static_cast<State*>(async->data)->tasks);
+    static_cast<State*>(async->data)->tasks.clear();
+    for (auto& task : tasks) task();
+  };
+  CHECK_EQ(uv_async_init(&state_->loop, &state_->async, run_tasks), 0);
 }
 
 Loop::~Loop() {
-  deferred_->tasks.clear();
-  uv_close(reinterpret_cast<uv_handle_t*>(&deferred_->async), nullptr);
-  uv_run(&loop_, UV_RUN_DEFAULT);
-  CHECK_EQ(uv_loop_close(&loop_), 0);
+  state_->tasks.clear();
+  uv_close(reinterpret_cast<uv_handle_t*>(&state_->async), nullptr);
+  uv_run(&state_->loop, UV_RUN_DEFAULT);
+  CHECK_EQ(uv_loop_close(&state_->loop), 0);
 }
 
-void Loop::run() { uv_run(&loop_, UV_RUN_DEFAULT); }
-void Loop::stop() { uv_stop(&loop_); }
+uv_loop_s* Loop::get() { return &state_->loop; }
+void Loop::run() { uv_run(&state_->loop, UV_RUN_DEFAULT); }
+void Loop::stop() { uv_stop(&state_->loop); }
 Time Loop::now() const { return monotonic_now(); }
 
 void Loop::defer(std::function<void()> task) {
-  deferred_->tasks.push_back(std::move(task));
-  uv_async_send(&deferred_->async);
+  state_->tasks.push_back(std::move(task));
+  uv_async_send(&state_->async);
 }
 
 struct Timer::State {
@@ -148,9 +152,9 @@ TurnHook::TurnHook(Loop& loop, std::function<bool()> busy, std::function<void()>
 }
 
 TurnHook::~TurnHook() {
-  for (uv_handle_t* handle : {reinterpret_cast<uv_handle_t*>(&state_->prepare),
-                              reinterpret_cast<uv_handle_t*>(&state_->check),
-                              reinterpret_cast<uv_handle_t*>(&state_->idle)}) {
+  for (uv_handle_t* handle :
+       {reinterpret_cast<uv_handle_t*>(&state_->prepare), reinterpret_cast<uv_handle_t*>(&state_->check),
+        reinterpret_cast<uv_handle_t*>(&state_->idle)}) {
     uv_close(handle, State::closed);
   }
 }
@@ -162,14 +166,14 @@ void run_off_loop(Loop& loop, std::function<void()> work, std::function<void()> 
   };
   auto* job = new Job{{}, std::move(work), std::move(done)};
   job->request.data = job;
-  CHECK_EQ(uv_queue_work(
-               loop.get(), &job->request,
-               [](uv_work_t* request) { static_cast<Job*>(request->data)->work(); },
-               [](uv_work_t* request, int) {
-                 std::unique_ptr<Job> owned(static_cast<Job*>(request->data));
-                 owned->done();
-               }),
-           0);
+  CHECK_EQ(
+      uv_queue_work(
+          loop.get(), &job->request, [](uv_work_t* request) { static_cast<Job*>(request->data)->work(); },
+          [](uv_work_t* request, int) {
+            std::unique_ptr<Job> owned(static_cast<Job*>(request->data));
+            owned->done();
+          }),
+      0);
 }
 
 }  // namespace weft::daemon

@@ -1,18 +1,23 @@
 // libuv handles as owned values: the daemon's one loop, its timers, watched descriptors, signals and work.
 //
-// Everything of the daemon that changes state runs on the thread that calls Loop::run(). A handle is closed by
-// its destructor; libuv frees it one turn later, so a callback may destroy the very object that it belongs to.
-// Only run_off_loop()'s work runs elsewhere, on libuv's pool; it may touch what it captured and nothing else.
+// Everything of the daemon that changes state runs on the thread that calls Loop::run(). A handle is closed
+// by its destructor; libuv frees it one turn later, so a callback may destroy the very object that it belongs
+// to. Only run_off_loop()'s work runs elsewhere, on libuv's pool; it may touch what it captured and nothing
+// else.
 #pragma once
-
-#include <uv.h>
 
 #include <functional>
 #include <memory>
 
 #include "proto/vocab/clock.h"
 
+struct uv_loop_s;  // libuv stays inside loop.cc
+
 namespace weft::daemon {
+
+// What a Watch waits for; numbers of libuv.
+inline constexpr int kReadable = 1;
+inline constexpr int kWritable = 2;
 
 class Loop {
  public:
@@ -22,7 +27,7 @@ class Loop {
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
-  uv_loop_t* get() { return &loop_; }
+  uv_loop_s* get();
   // Until stop(). May be called again.
   void run();
   void stop();
@@ -32,9 +37,8 @@ class Loop {
   void defer(std::function<void()> task);
 
  private:
-  struct Deferred;
-  uv_loop_t loop_;
-  std::unique_ptr<Deferred> deferred_;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 class Timer {
@@ -58,7 +62,7 @@ class Watch {
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
-  void start(int events);  // UV_READABLE | UV_WRITABLE
+  void start(int events);  // kReadable | kWritable
   void stop();
 
  private:
@@ -78,8 +82,8 @@ class SignalWatch {
   State* state_;
 };
 
-// Called in every turn of the loop, before it waits and after it waited. While `busy` says true the loop does not
-// wait. For descriptors that are edge triggered and must be asked again and again (ZeroMQ's).
+// Called in every turn of the loop, before it waits and after it waited. While `busy` says true the loop does
+// not wait. For descriptors that are edge triggered and must be asked again and again (ZeroMQ's).
 class TurnHook {
  public:
   TurnHook(Loop& loop, std::function<bool()> busy, std::function<void()> turn);

@@ -24,7 +24,8 @@ Error bad(const char* option, std::string message) {
 
 // What the command line says, before it is checked.
 struct RawOptions {
-  std::string devices, weight_dtype = "stored", cache_dtype = "f32", prefill, decode, index, log_level = "info";
+  std::string devices, weight_dtype = "stored", cache_dtype = "f32", prefill, decode, index,
+                       log_level = "info";
   double hang_seconds = 30, heartbeat_seconds = 10, stall_seconds = 60;
   int threads = 0;
 };
@@ -33,46 +34,68 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
   app.set_version_flag("--version", std::string("weftd ") + kVersion);
   const auto at_least = [](int64_t low) { return CLI::Range(low, std::numeric_limits<int64_t>::max()); };
 
-  app.add_option("--model", options.model_folder, "Folder of the checkpoint (config.json, safetensors, tokenizer.json)")
+  app.add_option("--model", options.model_folder,
+                 "Folder of the checkpoint (config.json, safetensors, tokenizer.json)")
       ->required();
   app.add_option("--name", options.model_name, "What clients call the model (default: the folder's name)");
   app.add_option("--workers", options.workers, "Worker processes, one per rank")
-      ->check(CLI::Range(1, kMaxRanks))->capture_default_str();
+      ->check(CLI::Range(1, kMaxRanks))
+      ->capture_default_str();
   app.add_option("--devices", raw.devices,
                  "One device per worker, as cpu or cpu:CORES, comma separated: cpu:0,cpu:1-3. "
                  "Default: all workers share the CPU, unpinned");
-  app.add_option("--threads-per-worker", raw.threads, "Compute threads (default: cores / workers, at least 1)")
+  app.add_option("--threads-per-worker", raw.threads,
+                 "Compute threads (default: cores / workers, at least 1)")
       ->check(CLI::Range(1, 1024));
 
   const char* memory = "Memory";
   app.add_option("--block-tokens", options.block_tokens, "Tokens per cache block: a power of two, 8 to 256")
-      ->capture_default_str()->group(memory);
-  auto* tokens = app.add_option("--pool-tokens", options.pool_tokens, "Tokens that each rank's page pool holds")
-                     ->check(at_least(1))->group(memory);
-  app.add_option("--pool-bytes", options.pool_bytes, "Bytes of each rank's page pool, as 512MiB (the default)")
-      ->transform(CLI::AsSizeValue(false))->excludes(tokens)->group(memory);
-  app.add_option("--max-context", options.max_context, "Longest prompt plus answer (default: the model's own)")
-      ->check(at_least(1))->group(memory);
-  app.add_option("--weight-dtype", raw.weight_dtype, "stored, f32 or bf16")->capture_default_str()->group(memory);
+      ->capture_default_str()
+      ->group(memory);
+  auto* tokens =
+      app.add_option("--pool-tokens", options.pool_tokens, "Tokens that each rank's page pool holds")
+          ->check(at_least(1))
+          ->group(memory);
+  app.add_option("--pool-bytes", options.pool_bytes,
+                 "Bytes of each rank's page pool, as 512MiB (the default)")
+      ->transform(CLI::AsSizeValue(false))
+      ->excludes(tokens)
+      ->group(memory);
+  app.add_option("--max-context", options.max_context,
+                 "Longest prompt plus answer (default: the model's own)")
+      ->check(at_least(1))
+      ->group(memory);
+  app.add_option("--weight-dtype", raw.weight_dtype, "stored, f32 or bf16")
+      ->capture_default_str()
+      ->group(memory);
   app.add_option("--cache-dtype", raw.cache_dtype, "f32 or bf16")->capture_default_str()->group(memory);
 
   const char* scheduling = "Scheduling";
-  app.add_option("--prefill", raw.prefill, "How prompts are split: zigzag, interleave or none (default: zigzag)")
+  app.add_option("--prefill", raw.prefill,
+                 "How prompts are split: zigzag, interleave or none (default: zigzag)")
       ->group(scheduling);
-  app.add_option("--decode", raw.decode, "How answers are decoded: tp, dcp(C) or dp (default: tp)")->group(scheduling);
+  app.add_option("--decode", raw.decode, "How answers are decoded: tp, dcp(C) or dp (default: tp)")
+      ->group(scheduling);
   app.add_option("--index", raw.index, "How index keys are placed: copied or split (default: copied)")
       ->group(scheduling);
   app.add_option("--max-step-rows", options.max_step_rows, "Rows of one step: the prefill chunk budget")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16))->capture_default_str()->group(scheduling);
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16))
+      ->capture_default_str()
+      ->group(scheduling);
   app.add_option("--max-running", options.max_running, "Requests that run at once")
-      ->check(CLI::Range(int64_t{1}, int64_t{4096}))->capture_default_str()->group(scheduling);
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}))
+      ->capture_default_str()
+      ->group(scheduling);
   app.add_option("--max-waiting", options.max_waiting, "Requests that wait; more are refused")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))->capture_default_str()->group(scheduling);
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
+      ->capture_default_str()
+      ->group(scheduling);
 
   const char* places = "Places";
   app.add_option("--state-dir", options.state_folder, "Journal and recordings; with it, the sockets too")
       ->group(places);
-  app.add_option("--client-endpoint", options.client_endpoint, "ipc://PATH or tcp://127.0.0.1:PORT (loopback only)")
+  app.add_option("--client-endpoint", options.client_endpoint,
+                 "ipc://PATH or tcp://127.0.0.1:PORT (loopback only)")
       ->group(places);
   app.add_option("--control-socket", options.control_socket, "Unix socket of weftctl")->group(places);
   app.add_option("--worker-binary", options.worker_binary, "weft-worker (default: beside this program)")
@@ -81,12 +104,21 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
   const char* watching = "Watching";
   app.add_option("--hang-deadline", raw.hang_seconds,
                  "Seconds without progress of any worker before a step counts as hung; heavy steps get more")
-      ->check(CLI::Range(0.1, 86400.0))->capture_default_str()->group(watching);
-  app.add_option("--heartbeat-deadline", raw.heartbeat_seconds, "Seconds a worker's heartbeat may stand still")
-      ->check(CLI::Range(0.5, 86400.0))->capture_default_str()->group(watching);
+      ->check(CLI::Range(0.1, 86400.0))
+      ->capture_default_str()
+      ->group(watching);
+  app.add_option("--heartbeat-deadline", raw.heartbeat_seconds,
+                 "Seconds a worker's heartbeat may stand still")
+      ->check(CLI::Range(0.5, 86400.0))
+      ->capture_default_str()
+      ->group(watching);
   app.add_option("--stall-limit", raw.stall_seconds, "Seconds a client may leave its stream unread")
-      ->check(CLI::Range(0.05, 86400.0))->capture_default_str()->group(watching);
-  app.add_option("--log-level", raw.log_level, "debug, info, warning or error")->capture_default_str()->group(watching);
+      ->check(CLI::Range(0.05, 86400.0))
+      ->capture_default_str()
+      ->group(watching);
+  app.add_option("--log-level", raw.log_level, "debug, info, warning or error")
+      ->capture_default_str()
+      ->group(watching);
   app.add_flag("--record", options.record, "Write every plan to a file in the state folder")->group(watching);
 }
 
@@ -107,9 +139,11 @@ Result<Device> parse_device(const std::string& text) {
   Device device{text, {}};
   if (text == "cpu") return device;
   if (text.rfind("cuda", 0) == 0) {
-    return error(ErrorCode::kUnsupported, "this build serves CPU devices only, not '" + text + "'", "--devices");
+    return error(ErrorCode::kUnsupported, "this build serves CPU devices only, not '" + text + "'",
+                 "--devices");
   }
-  if (text.rfind("cpu:", 0) != 0) return bad("devices", "'" + text + "' is not a device; use cpu, cpu:0 or cpu:0-3");
+  if (text.rfind("cpu:", 0) != 0)
+    return bad("devices", "'" + text + "' is not a device; use cpu, cpu:0 or cpu:0-3");
   const std::string cores = text.substr(4);
   const size_t dash = cores.find('-');
   TRY(const uint32_t first, parse_core(cores.substr(0, dash)));
@@ -141,7 +175,8 @@ Result<void> check_devices(const RawOptions& raw, Options& options) {
 Result<void> check_memory(const RawOptions& raw, Options& options) {
   if (options.block_tokens < 8 || options.block_tokens > 256 ||
       !std::has_single_bit(static_cast<uint64_t>(options.block_tokens))) {
-    return bad("block-tokens", "must be a power of two from 8 to 256, not " + std::to_string(options.block_tokens));
+    return bad("block-tokens",
+               "must be a power of two from 8 to 256, not " + std::to_string(options.block_tokens));
   }
   if (options.pool_tokens == 0 && options.pool_bytes == 0) options.pool_bytes = 512 * kMiB;
   if (options.pool_bytes < 0 || options.pool_bytes > int64_t{1} << 46) {
@@ -150,13 +185,20 @@ Result<void> check_memory(const RawOptions& raw, Options& options) {
   if (options.pool_tokens > int64_t{1} << 32) return bad("pool-tokens", "must be at most 2^32");
   if (options.max_context > int64_t{1} << 30) return bad("max-context", "must be at most 2^30");
 
-  if (raw.weight_dtype == "stored") options.weight_dtype = 0;
-  else if (raw.weight_dtype == "f32") options.weight_dtype = 1;
-  else if (raw.weight_dtype == "bf16") options.weight_dtype = 2;
-  else return bad("weight-dtype", "must be stored, f32 or bf16, not '" + raw.weight_dtype + "'");
-  if (raw.cache_dtype == "f32") options.cache_dtype = DType::kF32;
-  else if (raw.cache_dtype == "bf16") options.cache_dtype = DType::kBF16;
-  else return bad("cache-dtype", "must be f32 or bf16, not '" + raw.cache_dtype + "'");
+  if (raw.weight_dtype == "stored")
+    options.weight_dtype = 0;
+  else if (raw.weight_dtype == "f32")
+    options.weight_dtype = 1;
+  else if (raw.weight_dtype == "bf16")
+    options.weight_dtype = 2;
+  else
+    return bad("weight-dtype", "must be stored, f32 or bf16, not '" + raw.weight_dtype + "'");
+  if (raw.cache_dtype == "f32")
+    options.cache_dtype = DType::kF32;
+  else if (raw.cache_dtype == "bf16")
+    options.cache_dtype = DType::kBF16;
+  else
+    return bad("cache-dtype", "must be f32 or bf16, not '" + raw.cache_dtype + "'");
   return {};
 }
 
@@ -197,14 +239,15 @@ Result<void> check_places(Options& options) {
   if (options.state_folder.empty()) options.state_folder = default_state_folder();
   if (options.client_endpoint.empty()) options.client_endpoint = client_endpoint_in(sockets);
   if (options.control_socket.empty()) options.control_socket = control_socket_in(sockets);
-  if (auto fits = check_socket_path(options.control_socket); !fits) return under("control-socket", fits.error());
+  if (auto fits = check_socket_path(options.control_socket); !fits)
+    return under("control-socket", fits.error());
   if (options.client_endpoint.rfind("ipc://", 0) == 0) {
     if (auto fits = check_socket_path(options.client_endpoint.substr(6)); !fits) {
       return under("client-endpoint", fits.error());
     }
   } else if (!is_loopback(options.client_endpoint)) {
-    return bad("client-endpoint", "must be ipc://PATH or tcp:// on a loopback address, not '" +
-                                      options.client_endpoint + "'");
+    return bad("client-endpoint",
+               "must be ipc://PATH or tcp:// on a loopback address, not '" + options.client_endpoint + "'");
   }
   if (options.worker_binary.empty()) {
     std::error_code code;
@@ -251,8 +294,9 @@ Result<std::vector<Device>> parse_devices(const std::string& text) {
 Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments) {
   Options options;
   RawOptions raw;
-  CLI::App app("weftd serves one model on one node: it spawns the workers, schedules requests and keeps the cache.\n",
-               "weftd");
+  CLI::App app(
+      "weftd serves one model on one node: it spawns the workers, schedules requests and keeps the cache.\n",
+      "weftd");
   declare(app, options, raw);
   try {
     std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());

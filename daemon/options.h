@@ -1,7 +1,7 @@
 // The command line of weftd, checked: everything that can be known wrong before a file is opened.
 //
-// Read once, in main; the rest of the daemon sees this struct and never the environment. An Error names the option
-// (field) and its limit; main turns it into exit code 2.
+// Read once, in main; the rest of the daemon sees this struct and never the environment. An Error names the
+// option (field) and its limit; main turns it into exit code 2.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 
 #include "controlplane/event.h"
 #include "daemon/event_log.h"
+#include "proto/vocab/clock.h"
 #include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
 
@@ -50,7 +51,7 @@ struct Options {
   std::optional<kv::DecodeWish> decode;
   std::optional<kv::IndexKind> index;
 
-  Duration hang_deadline = std::chrono::seconds(30);      // no rank moved; more for heavy plans
+  Duration hang_deadline = std::chrono::seconds(30);       // no rank moved; more for heavy plans
   Duration heartbeat_deadline = std::chrono::seconds(10);  // one worker's heartbeat stood still
   Duration stall_limit = std::chrono::seconds(60);         // a client that does not read
   LogLevel log_level = LogLevel::kInfo;

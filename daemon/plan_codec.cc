@@ -43,7 +43,8 @@ Error out_of_range(const char* field) {
 Result<controlplane::Span> decode_span(const wire::Span& from) {
   controlplane::Span to;
   if (from.split() > 2) return out_of_range("span.split");
-  if (from.group_width() < 1 || from.group_base() + from.group_width() > kMaxRanks) return out_of_range("span.group");
+  if (from.group_width() < 1 || from.group_base() + from.group_width() > kMaxRanks)
+    return out_of_range("span.group");
   if (from.group_c() < 1 || from.group_width() % from.group_c() != 0) return out_of_range("span.group_c");
   to.request = RequestId{from.request()};
   to.table = TableId{from.table()};

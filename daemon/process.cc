@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,14 +10,14 @@
 #include <cerrno>
 #include <cstring>
 
+#include "kv/packet_socket.h"
+
 extern "C" char** environ;
 
 namespace weft::daemon {
 namespace {
 
-Error io_error(const std::string& what) {
-  return error(ErrorCode::kIo, what + ": " + std::strerror(errno));
-}
+Error io_error(const std::string& what) { return error(ErrorCode::kIo, what + ": " + std::strerror(errno)); }
 
 class SpawnSetup {
  public:
@@ -50,8 +49,8 @@ class SpawnSetup {
     CHECK_EQ(posix_spawnattr_setsigmask(&attributes_, &none), 0);
     CHECK_EQ(posix_spawnattr_setsigdefault(&attributes_, &all), 0);
     CHECK_EQ(posix_spawnattr_setpgroup(&attributes_, 0), 0);
-    CHECK_EQ(posix_spawnattr_setflags(
-                 &attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP),
+    CHECK_EQ(posix_spawnattr_setflags(&attributes_,
+                                      POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP),
              0);
   }
   const posix_spawn_file_actions_t* actions() const { return &actions_; }
@@ -76,10 +75,9 @@ void set_non_blocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NO
 }  // namespace
 
 Result<Process> spawn(const std::string& binary, const std::vector<std::string>& arguments) {
-  int pair[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) return io_error("cannot make a socket pair");
-  kv::Descriptor ours(pair[0]);
-  TRY(kv::Descriptor theirs, lift(pair[1]));
+  TRY(auto pair, kv::packet_socket_pair());
+  kv::Descriptor ours = std::move(pair.first);
+  TRY(kv::Descriptor theirs, lift(pair.second.release()));
   int pipe_ends[2];
   if (::pipe2(pipe_ends, O_CLOEXEC) != 0) return io_error("cannot make a pipe");
   kv::Descriptor output(pipe_ends[0]);
@@ -93,8 +91,8 @@ Result<Process> spawn(const std::string& binary, const std::vector<std::string>&
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   Process process;
-  if (const int code =
-          ::posix_spawn(&process.pid, binary.c_str(), setup.actions(), setup.attributes(), argv.data(), environ);
+  if (const int code = ::posix_spawn(&process.pid, binary.c_str(), setup.actions(), setup.attributes(),
+                                     argv.data(), environ);
       code != 0) {
     errno = code;
     return io_error("cannot start " + binary);

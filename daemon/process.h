@@ -1,8 +1,8 @@
 // One child process of the daemon: spawned with a socket pair, watched by a pidfd, reaped once.
 //
-// The child gets descriptor 3 (its end of a SOCK_SEQPACKET pair), standard output and error joined in a pipe that
-// the daemon reads, standard input from /dev/null, and nothing else. It runs in a process group of its own, so
-// that Ctrl-C at the daemon's terminal reaches the daemon alone. Loop thread only.
+// The child gets descriptor 3 (its end of a SOCK_SEQPACKET pair), standard output and error joined in a pipe
+// that the daemon reads, standard input from /dev/null, and nothing else. It runs in a process group of its
+// own, so that Ctrl-C at the daemon's terminal reaches the daemon alone. Loop thread only.
 #pragma once
 
 #include <sys/types.h>

@@ -75,7 +75,8 @@ WorkerAction Supervisor::handle(WorkerEvent event, Time now) {
   const SupervisorCell cell = supervise(state_, event);
   state_ = cell.next;
   switch (cell.action) {
-    case WorkerAction::kNone: break;
+    case WorkerAction::kNone:
+      break;
     case WorkerAction::kSpawn:
       ++spawns_;
       deadline_ = now + limits_.start_deadline;
@@ -87,13 +88,19 @@ WorkerAction Supervisor::handle(WorkerEvent event, Time now) {
         delay_ = std::min(delay_ * 2, limits_.delay_cap);
       }
       break;
-    case WorkerAction::kSettle: deadline_ = now + limits_.quiet_period; break;
+    case WorkerAction::kSettle:
+      deadline_ = now + limits_.quiet_period;
+      break;
     case WorkerAction::kForgive:
       delay_ = limits_.first_delay;
       deadline_.reset();
       break;
-    case WorkerAction::kAskToStop: deadline_ = now + limits_.stop_deadline; break;
-    case WorkerAction::kKill: deadline_ = now + limits_.reap_deadline; break;
+    case WorkerAction::kAskToStop:
+      deadline_ = now + limits_.stop_deadline;
+      break;
+    case WorkerAction::kKill:
+      deadline_ = now + limits_.reap_deadline;
+      break;
   }
   return cell.action;
 }

@@ -1,11 +1,12 @@
 // What to do about one worker process: a pure table of state × event, and the few values around it.
 //
 // *Wanted* (up or down) is kept apart from *actual* (the state). Readiness is announced by the worker, never
-// guessed. After an exit a wanted worker is started again, later each time: the delay doubles to a cap, and goes
-// back to the first delay once the worker has been ready for a quiet period. Each state has at most one deadline,
-// and its passing is the event kTimeout.
+// guessed. After an exit a wanted worker is started again, later each time: the delay doubles to a cap, and
+// goes back to the first delay once the worker has been ready for a quiet period. Each state has at most one
+// deadline, and its passing is the event kTimeout.
 //
-// No process, timer or clock here: the caller (daemon/worker_fleet.h) carries the actions out. Loop thread only.
+// No process, timer or clock here: the caller (daemon/worker_fleet.h) carries the actions out. Loop thread
+// only.
 #pragma once
 
 #include <cstdint>

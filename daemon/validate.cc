@@ -26,7 +26,8 @@ Result<void> check_token(uint32_t token, const char* field, int64_t index, const
                         " is not below the vocabulary of " + std::to_string(model.vocabulary));
 }
 
-Result<controlplane::SamplingParams> check_sampling(const wire::GenerateRequest& request, const ModelFacts& model) {
+Result<controlplane::SamplingParams> check_sampling(const wire::GenerateRequest& request,
+                                                    const ModelFacts& model) {
   const float temperature = request.temperature();
   if (!std::isfinite(temperature) || temperature < 0 || temperature > 100) {
     return bad("temperature", "must be from 0 to 100, not " + show(temperature));
@@ -42,11 +43,13 @@ Result<controlplane::SamplingParams> check_sampling(const wire::GenerateRequest&
   return controlplane::SamplingParams{temperature, request.top_k(), top_p, request.seed()};
 }
 
-Result<std::vector<uint32_t>> check_stop_tokens(const wire::GenerateRequest& request, const ModelFacts& model) {
+Result<std::vector<uint32_t>> check_stop_tokens(const wire::GenerateRequest& request,
+                                                const ModelFacts& model) {
   if (request.stop_tokens_size() > kStopTokensMax) {
-    return error(ErrorCode::kTooLarge,
-                 std::to_string(request.stop_tokens_size()) + " given, limit " + std::to_string(kStopTokensMax),
-                 "stop_tokens");
+    return error(
+        ErrorCode::kTooLarge,
+        std::to_string(request.stop_tokens_size()) + " given, limit " + std::to_string(kStopTokensMax),
+        "stop_tokens");
   }
   std::vector<uint32_t> stop;
   for (int i = 0; i < request.stop_tokens_size(); ++i) {
@@ -61,7 +64,8 @@ Result<std::vector<uint32_t>> check_stop_tokens(const wire::GenerateRequest& req
 
 Result<void> validate_model(const std::string& name, const ModelFacts& model) {
   if (name.empty() || name == model.name) return {};
-  return error(ErrorCode::kNotFound, "no model '" + name + "' here; this daemon serves '" + model.name + "'", "model");
+  return error(ErrorCode::kNotFound, "no model '" + name + "' here; this daemon serves '" + model.name + "'",
+               "model");
 }
 
 Result<controlplane::GroupingWish> validate_grouping(const std::string& prefill, const std::string& decode,
@@ -92,7 +96,8 @@ Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, co
   TRY_VOID(validate_model(request.model(), model));
   CheckedRequest checked;
   switch (request.prompt_case()) {
-    case wire::GenerateRequest::PROMPT_NOT_SET: return bad("prompt", "missing: give text or tokens");
+    case wire::GenerateRequest::PROMPT_NOT_SET:
+      return bad("prompt", "missing: give text or tokens");
     case wire::GenerateRequest::kText:
       if (request.text().empty()) return bad("text", "must not be empty");
       if (!model.has_tokenizer) {
@@ -105,18 +110,20 @@ Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, co
   }
   if (request.max_tokens() != 0) checked.max_tokens = request.max_tokens();
   if (checked.max_tokens > model.max_context) {
-    return error(ErrorCode::kTooLarge,
-                 std::to_string(checked.max_tokens) + " is beyond the context of " + std::to_string(model.max_context),
-                 "max_tokens");
+    return error(
+        ErrorCode::kTooLarge,
+        std::to_string(checked.max_tokens) + " is beyond the context of " + std::to_string(model.max_context),
+        "max_tokens");
   }
   TRY(checked.sampling, check_sampling(request, model));
   TRY(checked.stop_tokens, check_stop_tokens(request, model));
   TRY(checked.grouping,
       validate_grouping(request.prefill(), request.decode(), request.index(), defaults, rank_count));
   if (request.cache_salt().size() > kSaltBytesMax) {
-    return error(ErrorCode::kTooLarge,
-                 std::to_string(request.cache_salt().size()) + " bytes, limit " + std::to_string(kSaltBytesMax),
-                 "cache_salt");
+    return error(
+        ErrorCode::kTooLarge,
+        std::to_string(request.cache_salt().size()) + " bytes, limit " + std::to_string(kSaltBytesMax),
+        "cache_salt");
   }
   checked.use_prefix_cache = !request.no_prefix_cache();
   checked.digest = request.digest();
@@ -125,7 +132,8 @@ Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, co
   return checked;
 }
 
-Result<void> validate_prompt(const std::vector<uint32_t>& prompt, int64_t max_tokens, const ModelFacts& model) {
+Result<void> validate_prompt(const std::vector<uint32_t>& prompt, int64_t max_tokens,
+                             const ModelFacts& model) {
   if (prompt.empty()) return bad("prompt", "must hold at least one token");
   const auto length = static_cast<int64_t>(prompt.size());
   if (length + max_tokens > model.max_context) {

@@ -1,0 +1,106 @@
+// The journal keeps what it was told over a restart, and refuses a folder that it cannot have.
+#include "daemon/journal.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sqlite3.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace weft::daemon {
+namespace {
+
+using testing::HasSubstr;
+
+class JournalTest : public testing::Test {
+ protected:
+  JournalTest() {
+    char name[] = "/tmp/weft-journal-XXXXXX";
+    folder_ = ::mkdtemp(name);
+  }
+  ~JournalTest() override { std::filesystem::remove_all(folder_); }
+  Journal must_open() {
+    auto journal = Journal::open(folder_);
+    CHECK(journal.has_value(), journal.error().text());
+    return std::move(journal).value();
+  }
+  std::string folder_;
+};
+
+TEST_F(JournalTest, RemembersOverARestart) {
+  {
+    Journal journal = must_open();
+    ASSERT_TRUE(journal.set_configuration({{"workers", "4"}, {"model", "/models/toy"}}).has_value());
+    ASSERT_TRUE(journal.set_wanted("decode", "tp").has_value());
+    ASSERT_TRUE(journal.set_wanted("decode", "dcp(4)").has_value());
+    auto first = journal.begin_command("regroup", "--all --decode dcp(4)");
+    ASSERT_TRUE(first.has_value());
+    ASSERT_TRUE(journal.end_command(*first, "ok").has_value());
+    ASSERT_TRUE(journal.begin_command("cancel", "7").has_value());  // and then the daemon dies
+  }
+  Journal journal = must_open();
+  EXPECT_EQ(journal.configuration().value().at("workers"), "4");
+  EXPECT_EQ(journal.wanted("decode").value(), "dcp(4)");
+  EXPECT_EQ(journal.wanted("prefill").value(), std::nullopt);
+  const auto commands = journal.commands(10).value();
+  ASSERT_EQ(commands.size(), 2u);
+  EXPECT_EQ(commands[0].command, "cancel");
+  EXPECT_EQ(commands[0].outcome, std::nullopt);
+  EXPECT_EQ(commands[1].detail, "--all --decode dcp(4)");
+  EXPECT_EQ(commands[1].outcome, "ok");
+  EXPECT_GT(commands[1].at_ms, 0);
+  EXPECT_EQ(journal.commands(1).value().size(), 1u);
+}
+
+TEST_F(JournalTest, ConfigurationIsReplacedWhole) {
+  Journal journal = must_open();
+  ASSERT_TRUE(journal.set_configuration({{"a", "1"}, {"b", "2"}}).has_value());
+  ASSERT_TRUE(journal.set_configuration({{"b", "3"}}).has_value());
+  EXPECT_EQ(journal.configuration().value(), (std::map<std::string, std::string>{{"b", "3"}}));
+}
+
+TEST_F(JournalTest, SecondDaemonOnTheSameFolderIsRefused) {
+  Journal journal = must_open();
+  auto second = Journal::open(folder_);
+  ASSERT_FALSE(second.has_value());
+  EXPECT_EQ(second.error().code, ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(second.error().message,
+              HasSubstr("in use by another weftd, process " + std::to_string(::getpid())));
+}
+
+TEST_F(JournalTest, UnwritableFolderIsNamed) {
+  const std::string file = folder_ + "/file";
+  std::ofstream(file) << "not a folder";
+  for (const std::string& path : {file + "/state", std::string("/proc/weft-state")}) {
+    auto journal = Journal::open(path);
+    ASSERT_FALSE(journal.has_value());
+    EXPECT_EQ(journal.error().code, ErrorCode::kIo);
+    EXPECT_THAT(journal.error().message, HasSubstr("cannot write to state folder " + path));
+  }
+}
+
+TEST_F(JournalTest, BrokenAndNewerFilesAreRefused) {
+  {
+    std::ofstream broken(folder_ + "/journal.sqlite");
+    broken << std::string(5000, 'x');
+  }
+  auto journal = Journal::open(folder_);
+  ASSERT_FALSE(journal.has_value());
+  EXPECT_EQ(journal.error().code, ErrorCode::kIo);
+  std::filesystem::remove(folder_ + "/journal.sqlite");
+  {
+    sqlite3* database = nullptr;
+    ASSERT_EQ(sqlite3_open((folder_ + "/journal.sqlite").c_str(), &database), SQLITE_OK);
+    ASSERT_EQ(sqlite3_exec(database, "PRAGMA user_version=99", nullptr, nullptr, nullptr), SQLITE_OK);
+    sqlite3_close(database);
+  }
+  journal = Journal::open(folder_);
+  ASSERT_FALSE(journal.has_value());
+  EXPECT_EQ(journal.error().code, ErrorCode::kUnsupported);
+  EXPECT_THAT(journal.error().message, HasSubstr("99"));
+}
+
+}  // namespace
+}  // namespace weft::daemon

@@ -1,0 +1,126 @@
+// The command line: good values land in Options, each bad one is an error that names its option.
+#include "daemon/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "proto/vocab/units.h"
+
+namespace weft::daemon {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+Result<ParsedOptions> parse(std::vector<std::string> extra) {
+  std::vector<std::string> arguments = {"--model", "/tmp", "--worker-binary", "/bin/true"};
+  arguments.insert(arguments.end(), extra.begin(), extra.end());
+  return parse_options(arguments);
+}
+
+Options must(std::vector<std::string> extra) {
+  auto parsed = parse(std::move(extra));
+  CHECK(parsed.has_value(), parsed.error().text());
+  CHECK(parsed->options.has_value());
+  return *parsed->options;
+}
+
+TEST(Options, Defaults) {
+  const Options options = must({});
+  EXPECT_EQ(options.model_folder, "/tmp");
+  EXPECT_EQ(options.model_name, "tmp");
+  EXPECT_EQ(options.workers, 1);
+  EXPECT_GE(options.threads_per_worker, 1);
+  EXPECT_EQ(options.pool_bytes, 512 * kMiB);
+  EXPECT_EQ(options.max_step_rows, 2048);
+  EXPECT_FALSE(options.decode.has_value());
+  EXPECT_EQ(options.devices.size(), 1u);
+}
+
+TEST(Options, Values) {
+  const Options options = must({"--workers",
+                                "4",
+                                "--decode",
+                                "dcp(4)",
+                                "--prefill=interleave",
+                                "--index=split",
+                                "--pool-bytes",
+                                "64MiB",
+                                "--state-dir",
+                                "/tmp/weft-x",
+                                "--cache-dtype",
+                                "bf16",
+                                "--weight-dtype",
+                                "f32",
+                                "--hang-deadline",
+                                "2.5",
+                                "--devices",
+                                "cpu:0,cpu,cpu,cpu",
+                                "--threads-per-worker",
+                                "2",
+                                "--name",
+                                "toy"});
+  EXPECT_EQ(options.decode, (kv::DecodeWish{kv::DecodeKind::kDcp, 4}));
+  EXPECT_EQ(options.prefill, kv::Split::kInterleave);
+  EXPECT_EQ(options.index, kv::IndexKind::kSplit);
+  EXPECT_EQ(options.pool_bytes, 64 * kMiB);
+  EXPECT_EQ(options.client_endpoint, "ipc:///tmp/weft-x/client.sock");
+  EXPECT_EQ(options.control_socket, "/tmp/weft-x/control.sock");
+  EXPECT_EQ(options.cache_dtype, DType::kBF16);
+  EXPECT_EQ(options.weight_dtype, 1u);
+  EXPECT_EQ(options.hang_deadline, std::chrono::milliseconds(2500));
+  EXPECT_THAT(options.devices[0].cores, ElementsAre(0));
+  EXPECT_EQ(options.model_name, "toy");
+}
+
+TEST(Options, HelpAndVersionAreMessages) {
+  auto help = parse({"--help"});
+  ASSERT_TRUE(help.has_value());
+  EXPECT_FALSE(help->options.has_value());
+  EXPECT_THAT(help->message, HasSubstr("--max-step-rows"));
+  EXPECT_THAT(parse({"--version"})->message, HasSubstr("weftd 0."));
+}
+
+struct BadOption {
+  std::vector<std::string> arguments;
+  const char* says;
+};
+
+TEST(Options, BadValuesAreNamed) {
+  const BadOption cases[] = {
+      {{"--workers", "0"}, "--workers"},
+      {{"--workers", "9"}, "--workers"},
+      {{"--workers", "four"}, "--workers"},
+      {{"--workers", "4", "--decode", "dcp(3)"}, "--decode"},
+      {{"--decode", "quick"}, "--decode"},
+      {{"--prefill", "contiguous"}, "--prefill"},
+      {{"--index", "half"}, "--index"},
+      {{"--block-tokens", "48"}, "--block-tokens"},
+      {{"--block-tokens", "512"}, "--block-tokens"},
+      {{"--cache-dtype", "fp8"}, "--cache-dtype"},
+      {{"--weight-dtype", "int4"}, "--weight-dtype"},
+      {{"--workers", "2", "--devices", "cpu:0"}, "2 ranks but only 1 devices"},
+      {{"--devices", "cpu:banana"}, "--devices"},
+      {{"--devices", "cpu:1023"}, "not available"},
+      {{"--devices", "tpu"}, "--devices"},
+      {{"--devices", "cuda:0"}, "CPU devices only"},
+      {{"--client-endpoint", "tcp://0.0.0.0:5555"}, "loopback"},
+      {{"--client-endpoint", "ipc://" + std::string(200, 'x')}, "--client-endpoint"},
+      {{"--control-socket", "/tmp/" + std::string(200, 'x')}, "--control-socket"},
+      {{"--log-level", "loud"}, "log-level"},
+      {{"--pool-tokens", "100", "--pool-bytes", "1MiB"}, "--pool"},
+      {{"--max-step-rows", "0"}, "--max-step-rows"},
+      {{"--worker-binary", "/nowhere/weft-worker"}, "--worker-binary"},
+      {{"--no-such-option"}, "--no-such-option"},
+  };
+  for (const BadOption& bad : cases) {
+    auto parsed = parse(bad.arguments);
+    ASSERT_FALSE(parsed.has_value()) << bad.arguments[0];
+    EXPECT_THAT(parsed.error().text(), HasSubstr(bad.says));
+  }
+  EXPECT_THAT(parse_options({}).error().text(), HasSubstr("--model"));
+  EXPECT_EQ(parse_options({"--model", "/nowhere"}).error().code, ErrorCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace weft::daemon

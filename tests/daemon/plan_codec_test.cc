@@ -1,0 +1,120 @@
+// Plan → bytes → Plan gives the same plan, for random plans; equal plans give equal bytes.
+#include "daemon/plan_codec.h"
+
+#include <gtest/gtest.h>
+
+#include "proto/vocab/random.h"
+
+namespace weft::daemon {
+namespace {
+
+using controlplane::Plan;
+using controlplane::Span;
+
+Span random_span(SplitMix64& random) {
+  Span span;
+  span.request = RequestId{random.next()};
+  span.table = TableId{static_cast<uint32_t>(random.below(1000))};
+  span.table_version = static_cast<uint32_t>(random.next());
+  span.start = static_cast<int64_t>(random.below(1 << 30));
+  span.split = static_cast<kv::Split>(random.below(3));
+  span.grouping = {static_cast<int>(random.below(4)), 4, 1 << random.below(3)};
+  span.origin = static_cast<int>(random.below(8));
+  span.index_c = 1 + static_cast<int>(random.below(8));
+  span.no_write = random.below(2) == 1;
+  span.prefill = random.below(2) == 1;
+  if (random.below(2) == 1) {
+    span.rows = 1;
+    span.has_input_ref = true;
+    span.input_ref = {StepId{random.next()}, static_cast<uint32_t>(random.below(64))};
+  } else {
+    span.rows = static_cast<int64_t>(1 + random.below(50));
+    for (int64_t i = 0; i < span.rows; ++i) span.tokens.push_back(static_cast<uint32_t>(random.next()));
+  }
+  span.sample = random.below(2) == 1;
+  if (span.sample) {
+    span.sample_index = static_cast<uint32_t>(random.below(64));
+    span.sampler_rank = static_cast<int>(random.below(8));
+    span.sampling = {static_cast<float>(random.uniform()), static_cast<uint32_t>(random.below(100)),
+                     static_cast<float>(random.uniform()), random.next()};
+  }
+  span.digest = random.below(2) == 1;
+  return span;
+}
+
+Plan random_plan(SplitMix64& random) {
+  Plan plan;
+  plan.step = StepId{random.next()};
+  for (uint64_t i = random.below(5); i > 0; --i) {
+    plan.copies.push_back({static_cast<kv::Stream>(random.below(2)), static_cast<int>(random.below(8)),
+                           PageId{static_cast<uint32_t>(random.next())}, static_cast<int>(random.below(8)),
+                           PageId{static_cast<uint32_t>(random.next())}, RequestId{random.next()}});
+  }
+  for (uint64_t i = random.below(8); i > 0; --i) plan.spans.push_back(random_span(random));
+  plan.padded = {static_cast<uint32_t>(random.below(4096)), static_cast<uint32_t>(random.below(64)),
+                 static_cast<uint32_t>(random.below(64))};
+  return plan;
+}
+
+void expect_equal(const Plan& a, const Plan& b) {
+  EXPECT_EQ(a.step, b.step);
+  ASSERT_EQ(a.copies.size(), b.copies.size());
+  for (size_t i = 0; i < a.copies.size(); ++i) {
+    const auto &x = a.copies[i], &y = b.copies[i];
+    EXPECT_EQ(std::tie(x.stream, x.from_rank, x.from_page, x.to_rank, x.to_page, x.request),
+              std::tie(y.stream, y.from_rank, y.from_page, y.to_rank, y.to_page, y.request));
+  }
+  ASSERT_EQ(a.spans.size(), b.spans.size());
+  for (size_t i = 0; i < a.spans.size(); ++i) {
+    const Span &x = a.spans[i], &y = b.spans[i];
+    EXPECT_EQ(std::tie(x.request, x.table, x.table_version, x.start, x.rows, x.split, x.grouping, x.origin,
+                       x.index_c, x.no_write, x.prefill, x.tokens, x.has_input_ref, x.sample, x.sample_index,
+                       x.sampler_rank, x.digest),
+              std::tie(y.request, y.table, y.table_version, y.start, y.rows, y.split, y.grouping, y.origin,
+                       y.index_c, y.no_write, y.prefill, y.tokens, y.has_input_ref, y.sample, y.sample_index,
+                       y.sampler_rank, y.digest));
+    EXPECT_EQ(std::tie(x.input_ref.step, x.input_ref.sample_index),
+              std::tie(y.input_ref.step, y.input_ref.sample_index));
+    EXPECT_EQ(std::tie(x.sampling.temperature, x.sampling.top_k, x.sampling.top_p, x.sampling.seed),
+              std::tie(y.sampling.temperature, y.sampling.top_k, y.sampling.top_p, y.sampling.seed));
+  }
+  EXPECT_EQ(std::tie(a.padded.prefill, a.padded.decode, a.padded.head),
+            std::tie(b.padded.prefill, b.padded.decode, b.padded.head));
+}
+
+TEST(PlanCodec, RoundTripOfRandomPlans) {
+  const uint64_t seed = 7;
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SplitMix64 random(seed);
+  for (int i = 0; i < 300; ++i) {
+    const Plan plan = random_plan(random);
+    const std::string bytes = plan_bytes(plan);
+    EXPECT_EQ(bytes, plan_bytes(plan));
+    wire::StepPlan message;
+    ASSERT_TRUE(message.ParseFromString(bytes));
+    auto back = decode_plan(message);
+    ASSERT_TRUE(back.has_value()) << back.error().text();
+    expect_equal(plan, *back);
+    if (HasFailure()) return;
+  }
+}
+
+TEST(PlanCodec, OutOfRangeFieldsAreNamed) {
+  wire::StepPlan message;
+  auto* span = message.add_spans();
+  span->set_group_width(4);
+  span->set_group_c(3);
+  EXPECT_EQ(decode_plan(message).error().field, "StepPlan.span.group_c");
+  span->set_group_c(4);
+  span->set_split(3);
+  EXPECT_EQ(decode_plan(message).error().field, "StepPlan.span.split");
+  span->set_split(0);
+  span->set_group_base(6);
+  EXPECT_EQ(decode_plan(message).error().field, "StepPlan.span.group");
+  span->set_group_base(0);
+  message.add_copies()->set_to_rank(8);
+  EXPECT_EQ(decode_plan(message).error().field, "StepPlan.copy.rank");
+}
+
+}  // namespace
+}  // namespace weft::daemon
