@@ -1,0 +1,21 @@
+// Attention partials of many rows: lists the entries each row reads, spreads (row, shard) over threads, merges.
+#pragma once
+
+#include "worker/model/step_state.h"
+
+namespace weft::worker {
+
+// One row's query heads against the entries of that row which this rank reads.
+struct AttendJob {
+  int64_t home = 0;             // home row
+  const void* query = nullptr;  // [heads][entry width], cache dtype
+  int64_t heads = 0;
+  // Out, merged over the shards this rank reads; one of:
+  float* partials = nullptr;    // [heads][latent + 2]
+  float* finished = nullptr;    // [heads][latent]: o / l, for rows whose every shard is read here
+};
+
+// Runs all jobs for one layer. Jobs of one home row are consecutive (they share its entry lists).
+void attend(StepState& state, int64_t layer, std::span<const AttendJob> jobs);
+
+}  // namespace weft::worker

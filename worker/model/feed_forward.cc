@@ -1,0 +1,236 @@
+#include "worker/model/feed_forward.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/elementwise.h"
+#include "kernels/router.h"
+#include "worker/model/tree_sum.h"
+
+namespace weft::worker {
+
+using kernels::Gemm;
+using kernels::PackedMatrix;
+
+namespace {
+
+// Column ranges of a SwiGLU's intermediate width.
+Gemm columns(const PackedMatrix& weights, kv::Range range, const void* x, int64_t x_stride, int64_t rows, float* y) {
+  Gemm p;
+  p.weights = weights;
+  p.output_begin = range.begin;
+  p.output_end = range.end;
+  p.rows = rows;
+  p.x = x;
+  p.x_stride = x_stride;
+  p.y = y;
+  p.y_stride = range.size();
+  return p;
+}
+
+}  // namespace
+
+struct FeedForwardPhase::Work {
+  explicit Work(StepState& s) : state(s), segments(kv::owned_segments(s.rank, s.rank_count)) {}
+
+  StepState& state;
+  const kv::Range segments;
+  Operand input_operand, inner_operand, gathered_operand;
+  std::vector<float> gate, up, router_logits, gathered, expert_out, lone_outbox;
+  std::vector<int32_t> chosen;
+  std::vector<float> chosen_weights;
+
+  // rows × SwiGLU columns `range` → out[rows][hidden] = down over those columns.
+  void swiglu_columns(const Mlp& mlp, kv::Range range, const void* x, int64_t rows, float* out) {
+    const int64_t d = state.config.hidden;
+    float* g = scratch(gate, rows * range.size());
+    float* u = scratch(up, rows * range.size());
+    kernels::gemm(columns(mlp.gate, range, x, d, rows, g), state.parallel);
+    kernels::gemm(columns(mlp.up, range, x, d, rows, u), state.parallel);
+    for_rows(state.parallel, rows, 16, [&](int64_t begin, int64_t end) {
+      kernels::swiglu(g + begin * range.size(), range.size(), u + begin * range.size(), range.size(), end - begin,
+                      range.size(), g + begin * range.size(), range.size());
+    });
+    Gemm down;
+    down.weights = mlp.down;
+    down.k_begin = range.begin;
+    down.k_end = range.end;
+    down.rows = rows;
+    down.x = inner_operand.of(state.parallel, state.weights.dtype, g, rows * range.size());
+    down.x_stride = range.size();
+    down.y = out;
+    down.y_stride = d;
+    kernels::gemm(down, state.parallel);
+  }
+
+  const void* rows_at(const void* x, int64_t row) const {
+    return static_cast<const std::byte*>(x) +
+           row * state.config.hidden * static_cast<int64_t>(dtype_bytes(state.weights.dtype));
+  }
+
+  void route(const LayerWeights& w, int64_t rows);
+  void expert_leaf(const LayerWeights& w, int segment, const void* x, int64_t row_begin, int64_t row_count, float* out);
+  SegmentPresence presence(const LayerConfig& layer) const;
+  void add_residual(const SegmentPresence& presence);
+
+  float* outbox_floats() {
+    if (state.rank_count > 1) return reinterpret_cast<float*>(state.exchange.outbox().data());
+    return scratch(lone_outbox, state.layout.row_count() * state.config.hidden);
+  }
+  const float* inbox_floats(int from) const {
+    if (state.rank_count > 1) return reinterpret_cast<const float*>(state.exchange.inbox(from).data());
+    return lone_outbox.data();
+  }
+};
+
+SegmentPresence FeedForwardPhase::Work::presence(const LayerConfig& layer) const {
+  SegmentPresence out{};
+  for (int segment = 0; segment < kv::kShards; ++segment) {
+    const bool dense = layer.feed_forward == FeedForward::kDense;
+    const int64_t width = dense ? state.config.dense_width : state.config.shared_width;
+    out[static_cast<size_t>(segment)] = !kv::segment_columns(segment, width).empty() ||
+                                        (!dense && !kv::segment_items(segment, state.config.experts).empty());
+  }
+  return out;
+}
+
+// Chosen experts and weights of every row, by every rank alike.
+void FeedForwardPhase::Work::route(const LayerWeights& w, int64_t rows) {
+  const ModelConfig& config = state.config;
+  const int64_t k = config.experts_per_token;
+  scratch(router_logits, rows * config.experts);
+  Gemm p;
+  p.weights = w.router;
+  p.rows = rows;
+  p.x = state.normed.data();
+  p.x_stride = config.hidden;
+  p.y = router_logits.data();
+  p.y_stride = config.experts;
+  kernels::gemm(p, state.parallel);
+  scratch(chosen, rows * k);
+  scratch(chosen_weights, rows * k);
+  kernels::Router router;
+  router.experts = config.experts;
+  router.groups = config.expert_groups;
+  router.top_groups = config.top_expert_groups;
+  router.top_k = k;
+  router.normalise = config.normalise_experts;
+  router.scale = config.expert_scale;
+  router.bias = w.router_bias;
+  for_rows(state.parallel, rows, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      kernels::route(router, router_logits.data() + row * config.experts, chosen.data() + row * k,
+                     chosen_weights.data() + row * k);
+    }
+  });
+}
+
+// Leaf `segment` of the mixture: its experts ascending, each weighted output by fused multiply-add, then the
+// segment of the shared expert.
+void FeedForwardPhase::Work::expert_leaf(const LayerWeights& w, int segment, const void* x, int64_t row_begin,
+                                    int64_t row_count, float* out) {
+  const ModelConfig& config = state.config;
+  const int64_t d = config.hidden, k = config.experts_per_token;
+  std::fill(out, out + row_count * d, 0.0f);
+  const kv::Range experts = kv::segment_items(segment, config.experts);
+  std::vector<int64_t> rows;
+  std::vector<float> factors;
+  for (int64_t expert = experts.begin; expert < experts.end; ++expert) {
+    rows.clear();
+    factors.clear();
+    for (int64_t row = 0; row < row_count; ++row) {
+      const int32_t* ids = chosen.data() + (row_begin + row) * k;
+      const int32_t* found = std::lower_bound(ids, ids + k, static_cast<int32_t>(expert));
+      if (found == ids + k || *found != expert) continue;
+      rows.push_back(row);
+      factors.push_back(chosen_weights[static_cast<size_t>((row_begin + row) * k + (found - ids))]);
+    }
+    if (rows.empty()) continue;
+    float* in = scratch(gathered, std::ssize(rows) * d);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      std::memcpy(in + static_cast<int64_t>(i) * d, state.normed.data() + (row_begin + rows[i]) * d,
+                  static_cast<size_t>(d) * sizeof(float));
+    }
+    const void* gathered_x = gathered_operand.of(state.parallel, state.weights.dtype, in, std::ssize(rows) * d);
+    float* y = scratch(expert_out, std::ssize(rows) * d);
+    swiglu_columns(w.experts[static_cast<size_t>(expert)], {0, config.expert_width}, gathered_x, std::ssize(rows), y);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      kernels::axpy(factors[i], y + static_cast<int64_t>(i) * d, out + rows[i] * d, d);
+    }
+  }
+  const kv::Range shared = kv::segment_columns(segment, config.shared_width);
+  if (shared.empty()) return;
+  float* y = scratch(expert_out, row_count * d);
+  swiglu_columns(w.shared, shared, rows_at(x, row_begin), row_count, y);
+  kernels::add(out, y, row_count * d);
+}
+
+// After the exchange: x = tree sum of all ranks' nodes + x, for the home rows.
+void FeedForwardPhase::Work::add_residual(const SegmentPresence& presence) {
+  const int64_t d = state.config.hidden;
+  const int64_t rows = state.layout.row_count();
+  std::vector<NodeSum> nodes;
+  int64_t remote_nodes = 0;
+  for (int from = 0; from < state.rank_count; ++from) {
+    const float* inbox = inbox_floats(from);
+    for (const kv::TreeNode& node : kv::tree_nodes(kv::owned_segments(from, state.rank_count))) {
+      const bool present = node_present(node, presence);
+      nodes.push_back({node, present ? inbox : nullptr});
+      if (present && from != state.rank) ++remote_nodes;
+      inbox += rows * d;
+    }
+  }
+  for_rows(state.parallel, state.home_count(), 8, [&](int64_t begin, int64_t end) {
+    std::vector<float> sum(static_cast<size_t>(d));
+    std::vector<NodeSum> leaves(nodes);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = state.home()[static_cast<size_t>(i)].global;
+      for (size_t node = 0; node < nodes.size(); ++node) {
+        leaves[node].data = nodes[node].data == nullptr ? nullptr : nodes[node].data + row * d;
+      }
+      add_tree(leaves, d, sum.data());
+      float* residual = state.x.data() + i * d;
+      kernels::add(sum.data(), residual, d);
+      std::memcpy(residual, sum.data(), static_cast<size_t>(d) * sizeof(float));
+    }
+  });
+  for (const HomeRow& row : state.home()) {
+    state.count(row.span, kv::CrossKind::kRows, remote_nodes * d * static_cast<int64_t>(sizeof(float)));
+  }
+}
+
+FeedForwardPhase::FeedForwardPhase(StepState& state) : work_(std::make_unique<Work>(state)) {}
+FeedForwardPhase::~FeedForwardPhase() = default;
+
+Result<void> FeedForwardPhase::run(int64_t layer) {
+  Work& work = *work_;
+  StepState& state = work.state;
+  const ModelConfig& config = state.config;
+  const LayerConfig& layer_config = config.layers[static_cast<size_t>(layer)];
+  const LayerWeights& w = state.weights.layers[static_cast<size_t>(layer)];
+  const int64_t rows = state.layout.row_count();
+  const int64_t d = config.hidden;
+  const void* x = work.input_operand.of(state.parallel, state.weights.dtype, state.normed.data(), rows * d);
+  const bool dense = layer_config.feed_forward == FeedForward::kDense;
+  if (!dense) work.route(w, rows);
+  const SegmentPresence presence = work.presence(layer_config);
+  float* outbox = work.outbox_floats();
+  sum_segments(
+      work.segments, presence, rows, d, state.parallel,
+      [&](int segment, int64_t row_begin, int64_t row_count, float* out) {
+        if (dense) {
+          work.swiglu_columns(w.dense, kv::segment_columns(segment, config.dense_width), work.rows_at(x, row_begin),
+                              row_count, out);
+        } else {
+          work.expert_leaf(w, segment, x, row_begin, row_count, out);
+        }
+      },
+      [&](size_t node, int64_t row) { return outbox + (static_cast<int64_t>(node) * rows + row) * d; });
+  if (state.layout.passes_sums()) {
+    TRY_VOID(state.exchange.pass(ExchangePoint::kFeedForwardSums, static_cast<int>(layer)));
+  }
+  work.add_residual(presence);
+  return {};
+}
+
+}  // namespace weft::worker

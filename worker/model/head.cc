@@ -1,0 +1,133 @@
+#include "worker/model/head.h"
+
+#include <sodium.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/elementwise.h"
+#include "kernels/sample.h"
+
+namespace weft::worker {
+
+Result<void> Head::run(const wire::StepPlan& plan, wire::StepResult& result) {
+  for (int64_t index = 0; index < state_.layout.head_batches(); ++index) TRY_VOID(batch(index, plan, result));
+  return {};
+}
+
+Result<void> Head::gather(int64_t index, std::span<const HeadRow> rows) {
+  const int64_t d = state_.config.hidden;
+  const bool exchanged = state_.layout.passes_head_rows(index);
+  float* outbox = exchanged ? reinterpret_cast<float*>(state_.exchange.outbox().data()) : nullptr;
+  std::vector<int64_t> home_of(static_cast<size_t>(state_.layout.row_count()), -1);
+  for (int64_t i = 0; i < state_.home_count(); ++i) {
+    home_of[static_cast<size_t>(state_.home()[static_cast<size_t>(i)].global)] = i;
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t home = home_of[static_cast<size_t>(rows[i].global)];
+    if (home < 0) continue;
+    float* out = hidden_.data() + static_cast<int64_t>(i) * d;
+    kernels::rms_norm(state_.x.data() + home * d, d, state_.weights.final_norm, state_.config.rms_eps, 1, d, out, d);
+    if (exchanged && rows[i].provider == state_.rank) {
+      std::memcpy(outbox, out, static_cast<size_t>(d) * sizeof(float));
+      outbox += d;
+    }
+  }
+  if (!exchanged) return {};
+  TRY_VOID(state_.exchange.pass(ExchangePoint::kHeadRows, -1));
+  std::vector<int64_t> taken(static_cast<size_t>(state_.rank_count), 0);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int from = rows[i].provider;
+    if (from < 0) continue;
+    const int64_t at = taken[static_cast<size_t>(from)]++;
+    if (from == state_.rank) continue;
+    const auto* inbox = reinterpret_cast<const float*>(state_.exchange.inbox(from).data());
+    std::memcpy(hidden_.data() + static_cast<int64_t>(i) * d, inbox + at * d, static_cast<size_t>(d) * sizeof(float));
+    state_.count(rows[i].span, kv::CrossKind::kRows, d * static_cast<int64_t>(sizeof(float)));
+  }
+  return {};
+}
+
+Result<void> Head::batch(int64_t index, const wire::StepPlan& plan, wire::StepResult& result) {
+  const ModelConfig& config = state_.config;
+  const auto& all = state_.layout.head_rows();
+  const auto begin = static_cast<size_t>(index * kHeadBatch);
+  const std::span<const HeadRow> rows(all.data() + begin,
+                                      std::min(static_cast<size_t>(kHeadBatch), all.size() - begin));
+  const auto count = std::ssize(rows);
+  scratch(hidden_, count * config.hidden);
+  TRY_VOID(gather(index, rows));
+
+  const kv::Range own = vocabulary_slice(config.vocabulary, state_.rank, state_.rank_count);
+  const bool exchanged = state_.layout.passes_logits();
+  float* out = exchanged ? reinterpret_cast<float*>(state_.exchange.outbox().data())
+                         : scratch(slice_, count * config.vocabulary);
+  if (!own.empty()) {
+    kernels::Gemm p;
+    p.weights = state_.weights.head;
+    p.output_begin = own.begin;
+    p.output_end = own.end;
+    p.rows = count;
+    p.x = operand_.of(state_.parallel, p.weights.dtype, hidden_.data(), count * config.hidden);
+    p.x_stride = config.hidden;
+    p.y = out;
+    p.y_stride = own.size();
+    kernels::gemm(p, state_.parallel);
+  }
+  if (exchanged) TRY_VOID(state_.exchange.pass(ExchangePoint::kLogits, -1));
+  scratch(logits_, config.vocabulary);
+  for (int64_t i = 0; i < count; ++i) {
+    const HeadRow& row = rows[static_cast<size_t>(i)];
+    if (row.sampler != state_.rank) continue;
+    if (!exchanged) {
+      finish_row(row, plan, out + i * config.vocabulary, result);
+      continue;
+    }
+    for (int from = 0; from < state_.rank_count; ++from) {
+      const kv::Range slice = vocabulary_slice(config.vocabulary, from, state_.rank_count);
+      const auto* inbox = reinterpret_cast<const float*>(state_.exchange.inbox(from).data());
+      const auto bytes = slice.size() * static_cast<int64_t>(sizeof(float));
+      std::memcpy(logits_.data() + slice.begin, inbox + i * slice.size(), static_cast<size_t>(bytes));
+      if (from != state_.rank) state_.count(row.span, kv::CrossKind::kRows, bytes);
+    }
+    finish_row(row, plan, logits_.data(), result);
+  }
+  return {};
+}
+
+void Head::finish_row(const HeadRow& row, const wire::StepPlan& plan, const float* logits, wire::StepResult& result) {
+  const int64_t vocabulary = state_.config.vocabulary;
+  const wire::Span& span = plan.spans(row.span);
+  if (state_.setup.on_logits) {
+    state_.setup.on_logits(span.request(), row.position, {logits, static_cast<size_t>(vocabulary)});
+  }
+  if (row.digest) {
+    unsigned char digest[crypto_hash_sha256_BYTES];
+    crypto_hash_sha256(digest, reinterpret_cast<const unsigned char*>(logits),
+                       static_cast<unsigned long long>(vocabulary) * sizeof(float));
+    wire::Digest* out = result.add_digests();
+    out->set_request(span.request());
+    out->set_position(static_cast<uint64_t>(row.position));
+    out->set_sha256(digest, sizeof digest);
+  }
+  if (!row.sample) return;
+  wire::SampledToken* out = result.add_samples();
+  out->set_span(static_cast<uint32_t>(row.span));
+  out->set_sample_index(span.sample_index());
+  if (!kernels::all_finite(logits, vocabulary)) {
+    // The request will fail; a later row that names this token still needs one.
+    out->set_not_finite(true);
+    state_.setup.control->write_token(StepId{plan.step()}, span.sample_index(), 0);
+    return;
+  }
+  kernels::Sampler sampler;
+  sampler.temperature = span.sampling().temperature();
+  sampler.top_k = span.sampling().top_k();
+  sampler.top_p = span.sampling().top_p();
+  sampler.seed = span.sampling().seed();
+  const uint32_t token = kernels::sample(sampler, logits, vocabulary, static_cast<uint64_t>(row.position));
+  out->set_token(token);
+  state_.setup.control->write_token(StepId{plan.step()}, span.sample_index(), token);
+}
+
+}  // namespace weft::worker

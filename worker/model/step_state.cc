@@ -1,0 +1,34 @@
+#include "worker/model/step_state.h"
+
+#include <algorithm>
+
+namespace weft::worker {
+
+StepState::StepState(RunnerSetup given)
+    : setup(std::move(given)),
+      config(*setup.config),
+      weights(*setup.weights),
+      parallel(*setup.parallel),
+      exchange(*setup.exchange),
+      rank(setup.rank),
+      rank_count(static_cast<int>(setup.pools.size())),
+      geometry(config.cache_geometry(setup.cache_dtype, setup.block_tokens)) {}
+
+void for_rows(kernels::Parallel& parallel, int64_t rows, int64_t at_once,
+              const std::function<void(int64_t begin, int64_t end)>& body) {
+  if (rows == 0) return;
+  parallel.run(ceil_div(rows, at_once), [&](int64_t task, int) {
+    body(task * at_once, std::min(rows, (task + 1) * at_once));
+  });
+}
+
+const void* Operand::of(kernels::Parallel& parallel, DType dtype, const float* x, int64_t count) {
+  if (dtype == DType::kF32) return x;
+  std::byte* out = scratch(buffer_, count * static_cast<int64_t>(dtype_bytes(dtype)));
+  for_rows(parallel, count, 1 << 16, [&](int64_t begin, int64_t end) {
+    kernels::convert(x + begin, end - begin, dtype, out + begin * static_cast<int64_t>(dtype_bytes(dtype)));
+  });
+  return out;
+}
+
+}  // namespace weft::worker

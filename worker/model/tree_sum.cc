@@ -1,0 +1,94 @@
+#include "worker/model/tree_sum.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/elementwise.h"
+#include "worker/model/step_state.h"
+
+namespace weft::worker {
+namespace {
+
+const NodeSum* find(std::span<const NodeSum> leaves, kv::TreeNode node) {
+  for (const NodeSum& leaf : leaves) {
+    if (leaf.node == node) return &leaf;
+  }
+  return nullptr;
+}
+
+// Where the sum of a node is: an input as it stands, or `scratch` after adding; nullptr if absent. `level` picks
+// the scratch row for the right-hand side, since the left one is being kept in `out`.
+const float* sum_of(kv::TreeNode node, std::span<const NodeSum> leaves, int64_t width, float* out, float* scratch) {
+  if (const NodeSum* leaf = find(leaves, node)) return leaf->data;
+  if (node.count == 1) return nullptr;
+  const int half = node.count / 2;
+  const float* left = sum_of({node.first, half}, leaves, width, out, scratch);
+  if (left != nullptr && left != out) {
+    std::memcpy(out, left, static_cast<size_t>(width) * sizeof(float));
+    left = out;
+  }
+  const float* right = sum_of({node.first + half, half}, leaves, width, scratch, scratch + width);
+  if (left == nullptr) {
+    if (right == nullptr || right != scratch) return right;
+    std::memcpy(out, right, static_cast<size_t>(width) * sizeof(float));
+    return out;
+  }
+  if (right != nullptr) kernels::add(out, right, width);
+  return out;
+}
+
+}  // namespace
+
+bool add_node(kv::TreeNode node, std::span<const NodeSum> leaves, int64_t width, float* out) {
+  // Depth of the tree is log2 V = 3: three scratch rows are enough.
+  thread_local std::vector<float> scratch;
+  scratch.resize(static_cast<size_t>(4 * width));
+  const float* sum = sum_of(node, leaves, width, out, scratch.data());
+  if (sum == nullptr) return false;
+  if (sum != out) std::memcpy(out, sum, static_cast<size_t>(width) * sizeof(float));
+  return true;
+}
+
+void add_tree(std::span<const NodeSum> leaves, int64_t width, float* out) {
+  if (!add_node({0, kv::kShards}, leaves, width, out)) std::fill(out, out + width, 0.0f);
+}
+
+void sum_segments(kv::Range segments, const SegmentPresence& presence, int64_t rows, int64_t width,
+                  kernels::Parallel& parallel,
+                  const std::function<void(int segment, int64_t row_begin, int64_t row_count, float* out)>& compute,
+                  const std::function<float*(size_t node, int64_t row)>& place) {
+  constexpr int64_t kRowBatch = 256;
+  const std::vector<kv::TreeNode> nodes = kv::tree_nodes(segments);
+  static thread_local std::vector<float> buffer;
+  const int64_t batch = std::min(rows, kRowBatch);
+  buffer.resize(static_cast<size_t>(segments.size() * batch * width));
+  float* const sums = buffer.data();  // thread_local: worker threads must see this one
+  for (int64_t begin = 0; begin < rows; begin += kRowBatch) {
+    const int64_t count = std::min(kRowBatch, rows - begin);
+    auto segment_sums = [&](int segment) { return sums + (segment - segments.begin) * batch * width; };
+    for (auto segment = static_cast<int>(segments.begin); segment < segments.end; ++segment) {
+      if (presence[static_cast<size_t>(segment)]) compute(segment, begin, count, segment_sums(segment));
+    }
+    for_rows(parallel, count, 16, [&](int64_t first, int64_t last) {
+      std::vector<NodeSum> leaves(static_cast<size_t>(segments.size()));
+      for (int64_t row = first; row < last; ++row) {
+        for (auto segment = static_cast<int>(segments.begin); segment < segments.end; ++segment) {
+          leaves[static_cast<size_t>(segment - segments.begin)] = {
+              {segment, 1},
+              presence[static_cast<size_t>(segment)] ? segment_sums(segment) + row * width : nullptr};
+        }
+        for (size_t node = 0; node < nodes.size(); ++node) {
+          float* out = place(node, begin + row);
+          if (!add_node(nodes[node], leaves, width, out)) std::fill(out, out + width, 0.0f);
+        }
+      }
+    });
+  }
+}
+
+bool node_present(kv::TreeNode node, const SegmentPresence& presence) {
+  return std::any_of(presence.begin() + node.first, presence.begin() + node.first + node.count,
+                     [](bool present) { return present; });
+}
+
+}  // namespace weft::worker

@@ -1,0 +1,179 @@
+#include "worker/step_runner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/mla_attention.h"
+#include "worker/model/attention.h"
+#include "worker/model/cache_view.h"
+#include "worker/model/feed_forward.h"
+#include "worker/model/head.h"
+#include "worker/model/step_state.h"
+
+namespace weft::worker {
+
+size_t outbox_bytes(const ModelConfig& config, DType cache_dtype, int rank_count, int64_t max_step_rows) {
+  int64_t heads_max = 0, nodes_max = 0, slice_max = 0;
+  for (int rank = 0; rank < rank_count; ++rank) {
+    heads_max = std::max(heads_max, kv::owned_heads(rank, rank_count, config.heads).size());
+    nodes_max = std::max(nodes_max, std::ssize(kv::tree_nodes(kv::owned_segments(rank, rank_count))));
+    slice_max = std::max(slice_max, vocabulary_slice(config.vocabulary, rank, rank_count).size());
+  }
+  const int64_t rows = max_step_rows;
+  const int64_t entries = rows * heads_max * config.entry_width() * static_cast<int64_t>(dtype_bytes(cache_dtype)) +
+                          rows * (4 + 8 * config.index_topk) + 128;
+  const int64_t partials = rows * config.heads * kernels::partial_words(config.latent) * 4;
+  const int64_t attention_sums = (nodes_max + 1) * rows * config.hidden * 4;
+  const int64_t feed_forward_sums = nodes_max * rows * config.hidden * 4;
+  const int64_t head = kHeadBatch * std::max(config.hidden, slice_max) * 4;
+  return static_cast<size_t>(
+      round_up(std::max({entries, partials, attention_sums, feed_forward_sums, head}), int64_t{4096}));
+}
+
+struct StepRunner::State {
+  explicit State(RunnerSetup setup)
+      : step(std::move(setup)), attention(step), feed_forward(step), head(step) {}
+
+  StepState step;
+  AttentionPhase attention;
+  FeedForwardPhase feed_forward;
+  Head head;
+
+  Result<void> copy_pages(const wire::StepPlan& plan, wire::StepResult& result);
+  Result<void> take_tokens(const wire::StepPlan& plan);
+  void embed();
+  void angles();
+};
+
+// Copies this rank's share of the plan's page copies, and counts them as regrouping.
+Result<void> StepRunner::State::copy_pages(const wire::StepPlan& plan, wire::StepResult& result) {
+  std::vector<std::pair<uint64_t, int64_t>> by_request;
+  for (const wire::PageCopy& copy : plan.copies()) {
+    if (static_cast<int>(copy.to_rank()) != step.rank) continue;
+    const auto stream = static_cast<kv::Stream>(copy.stream());
+    const int64_t bytes = step.geometry.page_bytes(stream);
+    std::memcpy(step.setup.pools[copy.to_rank()].page(stream, PageId{copy.to_page()}),
+                step.setup.pools[copy.from_rank()].page(stream, PageId{copy.from_page()}), static_cast<size_t>(bytes));
+    auto found = std::find_if(by_request.begin(), by_request.end(),
+                              [&](const auto& entry) { return entry.first == copy.request(); });
+    if (found == by_request.end()) found = by_request.insert(by_request.end(), {copy.request(), 0});
+    found->second += bytes;
+  }
+  for (const auto& [request, bytes] : by_request) {
+    wire::SpanMeter* meter = result.add_meters();
+    meter->set_span(0xffffffffu);
+    meter->set_request(request);
+    kv::CrossedBytes crossed;
+    crossed[kv::CrossKind::kRegroup] = bytes;
+    for (int64_t value : crossed.by_kind) meter->add_crossed(static_cast<uint64_t>(value));
+  }
+  if (step.layout.passes_copies()) TRY_VOID(step.exchange.pass(ExchangePoint::kCopies, -1));
+  return {};
+}
+
+// The input token of every home row: a literal, or what another step sampled.
+Result<void> StepRunner::State::take_tokens(const wire::StepPlan& plan) {
+  step.tokens.resize(static_cast<size_t>(step.home_count()));
+  for (int64_t i = 0; i < step.home_count(); ++i) {
+    const HomeRow& row = step.home()[static_cast<size_t>(i)];
+    const wire::Span& span = plan.spans(row.span);
+    uint32_t token = 0;
+    if (span.tokens_size() > 0) {
+      token = span.tokens(static_cast<int>(row.row));
+    } else {
+      const auto sampled = step.setup.control->wait_token(StepId{span.input().step()}, span.input().sample_index(),
+                                                          step.epoch, std::chrono::seconds(60));
+      if (!sampled) {
+        if (step.setup.control->aborted(step.epoch)) return error(ErrorCode::kCancelled, "the epoch was aborted");
+        return error(ErrorCode::kDeadlineExceeded,
+                     "token " + std::to_string(span.input().sample_index()) + " of step " +
+                         std::to_string(span.input().step()) + " did not appear");
+      }
+      token = *sampled;
+    }
+    if (static_cast<int64_t>(token) >= step.config.vocabulary) {
+      return error(ErrorCode::kInvalidArgument, "token " + std::to_string(token) + " is outside the vocabulary", "plan");
+    }
+    step.tokens[static_cast<size_t>(i)] = token;
+  }
+  return {};
+}
+
+void StepRunner::State::embed() {
+  const int64_t d = step.config.hidden;
+  const auto row_bytes = d * static_cast<int64_t>(dtype_bytes(step.weights.dtype));
+  scratch(step.x, step.home_count() * d);
+  for (int64_t i = 0; i < step.home_count(); ++i) {
+    kernels::convert_to_f32(step.weights.embedding + step.tokens[static_cast<size_t>(i)] * row_bytes, step.weights.dtype,
+                            d, step.x.data() + i * d);
+  }
+}
+
+// Rotary angles in double, so that position 10^6 is as exact as position 1.
+void StepRunner::State::angles() {
+  const int64_t half = step.config.rope / 2;
+  scratch(step.cosine, step.home_count() * half);
+  scratch(step.sine, step.home_count() * half);
+  for (int64_t i = 0; i < step.home_count(); ++i) {
+    const auto position = static_cast<double>(step.home()[static_cast<size_t>(i)].position);
+    for (int64_t j = 0; j < half; ++j) {
+      const double angle = position * step.config.inverse_frequency[static_cast<size_t>(j)];
+      step.cosine[static_cast<size_t>(i * half + j)] = static_cast<float>(std::cos(angle) * step.config.rope_factor);
+      step.sine[static_cast<size_t>(i * half + j)] = static_cast<float>(std::sin(angle) * step.config.rope_factor);
+    }
+  }
+}
+
+StepRunner::StepRunner(RunnerSetup setup) : state_(std::make_unique<State>(std::move(setup))) {}
+StepRunner::~StepRunner() = default;
+
+Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch) {
+  const Time begin = monotonic_now();
+  StepState& step = state_->step;
+  const uint32_t passed_before = step.exchange.passed();
+  const Duration waited_before = step.exchange.waited();
+  TRY(step.layout, StepLayout::make(plan, step.rank_count));
+  if (step.layout.row_count() > step.setup.max_step_rows) {
+    return error(ErrorCode::kTooLarge, std::to_string(step.layout.row_count()) + " rows; the limit is " +
+                                           std::to_string(step.setup.max_step_rows), "plan");
+  }
+  step.epoch = epoch;
+  step.crossed.assign(step.layout.spans().size(), {});
+
+  wire::StepResult result;
+  result.set_step(plan.step());
+  result.set_rank(static_cast<uint32_t>(step.rank));
+  kv::RankState& progress = step.setup.control->rank_state(step.rank);
+  progress.step_low.store(static_cast<uint32_t>(plan.step()), std::memory_order_relaxed);
+  TRY_VOID(state_->copy_pages(plan, result));
+  TRY_VOID(make_views(step, plan));
+  TRY_VOID(state_->take_tokens(plan));
+  state_->angles();
+  state_->embed();
+  state_->attention.begin_step();
+  for (int64_t layer = 0; layer < std::ssize(step.config.layers); ++layer) {
+    progress.layer.store(static_cast<uint32_t>(layer), std::memory_order_relaxed);
+    progress.heartbeat.fetch_add(1, std::memory_order_relaxed);
+    TRY_VOID(state_->attention.run(layer));
+    TRY_VOID(state_->feed_forward.run(layer));
+  }
+  TRY_VOID(state_->head.run(plan, result));
+
+  for (size_t span = 0; span < step.crossed.size(); ++span) {
+    if (step.crossed[span] == kv::CrossedBytes{}) continue;
+    wire::SpanMeter* meter = result.add_meters();
+    meter->set_span(static_cast<uint32_t>(span));
+    meter->set_request(plan.spans(static_cast<int>(span)).request());
+    for (int64_t value : step.crossed[span].by_kind) meter->add_crossed(static_cast<uint64_t>(value));
+  }
+  result.set_exchanges(step.exchange.passed() - passed_before);
+  CHECK_EQ(static_cast<int64_t>(result.exchanges()), step.layout.exchange_count(step.config));
+  const Duration waited = step.exchange.waited() - waited_before;
+  result.set_wait_ns(static_cast<uint64_t>(waited.count()));
+  result.set_compute_ns(static_cast<uint64_t>((monotonic_now() - begin - waited).count()));
+  progress.step_low.store(0, std::memory_order_relaxed);
+  return result;
+}
+
+}  // namespace weft::worker
