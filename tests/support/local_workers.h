@@ -1,0 +1,73 @@
+// W ranks in one process: real arenas, real runners, real exchange points, one thread per rank and step.
+//
+// For tests that need thousands of steps under many groupings. Plans come from the caller, page tables are in the
+// arena, memory is anonymous.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kv/control_arena.h"
+#include "kv/page_pool.h"
+#include "worker/step_runner.h"
+#include "worker/thread_pool.h"
+
+namespace weft::testing {
+
+struct LocalModel {
+  worker::ModelConfig config;
+  DType weight_dtype = DType::kF32;
+  kv::Mapping arena;
+  worker::ModelWeights weights;
+};
+// Loaded once per folder and dtype, kept for the life of the process.
+const LocalModel& local_model(const std::string& folder, DType weight_dtype);
+
+struct LocalOptions {
+  int rank_count = 1;
+  DType cache_dtype = DType::kF32;
+  int64_t block_tokens = 64;
+  int64_t max_step_rows = 2048;
+  kv::PoolPages pool;  // per rank
+  int64_t table_count = 64;
+  int64_t table_blocks = 512;
+  int threads = 1;     // per rank
+};
+
+class LocalWorkers {
+ public:
+  LocalWorkers(const LocalModel& model, const LocalOptions& options);
+  ~LocalWorkers();
+
+  kv::ControlArena& control() { return control_; }
+  const LocalOptions& options() const { return options_; }
+  const kv::CacheGeometry& geometry() const { return geometry_; }
+  const LocalModel& model() const { return model_; }
+  kv::PagePool& pool(int rank) { return pools_[static_cast<size_t>(rank)]; }
+
+  // Runs one plan on all ranks; fails with the first rank's error.
+  Result<std::vector<wire::StepResult>> run(const wire::StepPlan& plan);
+  // Every row of logits that was asked for, by (request, position). A row computed twice must be equal.
+  const std::map<std::pair<uint64_t, int64_t>, std::vector<float>>& logits() const { return logits_; }
+  void clear_logits() { logits_.clear(); }
+  void keep_logits(bool keep) { keep_logits_ = keep; }
+
+ private:
+  struct Rank;
+  const LocalModel& model_;
+  LocalOptions options_;
+  kv::CacheGeometry geometry_;
+  std::vector<kv::Mapping> memory_;
+  kv::ControlArena control_;
+  std::vector<kv::PagePool> pools_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::mutex logits_mutex_;
+  bool keep_logits_ = true;
+  std::map<std::pair<uint64_t, int64_t>, std::vector<float>> logits_;
+};
+
+}  // namespace weft::testing
