@@ -30,7 +30,8 @@ class Hasher {
 
 }  // namespace
 
-BlockHash namespace_hash(std::string_view model, std::string_view cache_format, std::string_view tenant_salt) {
+BlockHash namespace_hash(std::string_view model, std::string_view cache_format,
+                         std::string_view tenant_salt) {
   Hasher hasher;
   hasher.add_text("weft block namespace 1");
   hasher.add_text(model);
@@ -46,11 +47,13 @@ BlockHash block_hash(const BlockHash& parent, std::span<const uint32_t> tokens) 
   return hasher.finish();
 }
 
-std::vector<BlockHash> block_hashes(const BlockHash& root, std::span<const uint32_t> tokens, int64_t block_tokens) {
+std::vector<BlockHash> block_hashes(const BlockHash& root, std::span<const uint32_t> tokens,
+                                    int64_t block_tokens) {
   std::vector<BlockHash> hashes;
   hashes.reserve(tokens.size() / static_cast<size_t>(block_tokens));
   BlockHash parent = root;
-  for (size_t at = 0; at + static_cast<size_t>(block_tokens) <= tokens.size(); at += static_cast<size_t>(block_tokens)) {
+  for (size_t at = 0; at + static_cast<size_t>(block_tokens) <= tokens.size();
+       at += static_cast<size_t>(block_tokens)) {
     parent = block_hash(parent, tokens.subspan(at, static_cast<size_t>(block_tokens)));
     hashes.push_back(parent);
   }

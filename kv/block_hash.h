@@ -29,6 +29,7 @@ struct BlockHashHasher {
 BlockHash namespace_hash(std::string_view model, std::string_view cache_format, std::string_view tenant_salt);
 BlockHash block_hash(const BlockHash& parent, std::span<const uint32_t> tokens);
 // The chain of all full blocks of a prompt, in order.
-std::vector<BlockHash> block_hashes(const BlockHash& root, std::span<const uint32_t> tokens, int64_t block_tokens);
+std::vector<BlockHash> block_hashes(const BlockHash& root, std::span<const uint32_t> tokens,
+                                    int64_t block_tokens);
 
 }  // namespace weft::kv

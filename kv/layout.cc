@@ -29,17 +29,22 @@ Pattern single(int rank) { return {PatternKind::kSingle, rank}; }
 
 std::string pattern_name(Pattern pattern) {
   switch (pattern.kind) {
-    case PatternKind::kReplicated: return "replicated";
-    case PatternKind::kStriped: return "striped(" + std::to_string(pattern.argument) + ")";
-    case PatternKind::kSingle: return "single(" + std::to_string(pattern.argument) + ")";
+    case PatternKind::kReplicated:
+      return "replicated";
+    case PatternKind::kStriped:
+      return "striped(" + std::to_string(pattern.argument) + ")";
+    case PatternKind::kSingle:
+      return "single(" + std::to_string(pattern.argument) + ")";
   }
   return "?";
 }
 
 RankMask pattern_holders(Pattern pattern, int64_t block, int origin, int rank_count) {
   switch (pattern.kind) {
-    case PatternKind::kReplicated: return all_ranks(rank_count);
-    case PatternKind::kSingle: return mask_of(pattern.argument);
+    case PatternKind::kReplicated:
+      return all_ranks(rank_count);
+    case PatternKind::kSingle:
+      return mask_of(pattern.argument);
     case PatternKind::kStriped: {
       const int c = pattern.argument;
       CHECK_EQ(rank_count % c, 0);
@@ -86,9 +91,12 @@ Result<DecodeWish> parse_decode(const std::string& text, int rank_count) {
 
 std::string decode_name(DecodeWish wish) {
   switch (wish.kind) {
-    case DecodeKind::kTp: return "tp";
-    case DecodeKind::kDp: return "dp";
-    case DecodeKind::kDcp: return "dcp(" + std::to_string(wish.c) + ")";
+    case DecodeKind::kTp:
+      return "tp";
+    case DecodeKind::kDp:
+      return "dp";
+    case DecodeKind::kDcp:
+      return "dcp(" + std::to_string(wish.c) + ")";
   }
   return "?";
 }
@@ -118,8 +126,8 @@ int index_split(const Grouping& grouping, IndexKind kind) {
 
 Residency residency_of(const Grouping& grouping, IndexKind kind, int rank_count) {
   if (grouping.width == 1 && rank_count > 1) return {single(grouping.base), single(grouping.base)};
-  CHECK(grouping.base == 0 && grouping.width == rank_count, "a group of several ranks spans all of them: ",
-        grouping.base, " ", grouping.width);
+  CHECK(grouping.base == 0 && grouping.width == rank_count,
+        "a group of several ranks spans all of them: ", grouping.base, " ", grouping.width);
   return {striped(grouping.c), striped(index_split(grouping, kind))};
 }
 
@@ -127,14 +135,18 @@ Result<Split> parse_split(const std::string& text) {
   if (text == "none") return Split::kShared;
   if (text == "zigzag") return Split::kZigzag;
   if (text == "interleave") return Split::kInterleave;
-  return error(ErrorCode::kInvalidArgument, "'" + text + "' is not one of none, zigzag, interleave", "prefill");
+  return error(ErrorCode::kInvalidArgument, "'" + text + "' is not one of none, zigzag, interleave",
+               "prefill");
 }
 
 const char* split_name(Split split) {
   switch (split) {
-    case Split::kShared: return "none";
-    case Split::kZigzag: return "zigzag";
-    case Split::kInterleave: return "interleave";
+    case Split::kShared:
+      return "none";
+    case Split::kZigzag:
+      return "zigzag";
+    case Split::kInterleave:
+      return "interleave";
   }
   return "?";
 }
@@ -197,16 +209,19 @@ std::vector<TreeNode> tree_nodes(Range segments) {
 namespace {
 double copies(Pattern pattern, int rank_count) {
   switch (pattern.kind) {
-    case PatternKind::kReplicated: return rank_count;
-    case PatternKind::kStriped: return static_cast<double>(rank_count) / pattern.argument;
-    case PatternKind::kSingle: return 1;
+    case PatternKind::kReplicated:
+      return rank_count;
+    case PatternKind::kStriped:
+      return static_cast<double>(rank_count) / pattern.argument;
+    case PatternKind::kSingle:
+      return 1;
   }
   return 0;
 }
 }  // namespace
 
-int64_t stored_bytes(const CacheGeometry& geometry, const Residency& residency, int64_t token_count, int origin,
-                     int rank, int rank_count) {
+int64_t stored_bytes(const CacheGeometry& geometry, const Residency& residency, int64_t token_count,
+                     int origin, int rank, int rank_count) {
   int64_t bytes = 0;
   for (int64_t block = 0; block < ceil_div(token_count, geometry.block_tokens); ++block) {
     if (holds(pattern_holders(residency.entries, block, origin, rank_count), rank)) {
@@ -220,17 +235,20 @@ int64_t stored_bytes(const CacheGeometry& geometry, const Residency& residency, 
 }
 
 double bytes_per_token_per_rank(const CacheGeometry& geometry, const Residency& residency, int rank_count) {
-  return (static_cast<double>(geometry.stream(Stream::kEntries).token_bytes()) * copies(residency.entries, rank_count) +
+  return (static_cast<double>(geometry.stream(Stream::kEntries).token_bytes()) *
+              copies(residency.entries, rank_count) +
           static_cast<double>(geometry.stream(Stream::kIndexKeys).token_bytes()) *
               copies(residency.index_keys, rank_count)) /
          rank_count;
 }
 
 double capacity_factor(const CacheGeometry& geometry, const Residency& residency, int rank_count) {
-  return static_cast<double>(geometry.token_bytes()) / bytes_per_token_per_rank(geometry, residency, rank_count);
+  return static_cast<double>(geometry.token_bytes()) /
+         bytes_per_token_per_rank(geometry, residency, rank_count);
 }
 
-int64_t change_bytes(const CacheGeometry& geometry, Stream stream, RankMask old_holders, RankMask new_holders) {
+int64_t change_bytes(const CacheGeometry& geometry, Stream stream, RankMask old_holders,
+                     RankMask new_holders) {
   return rank_count_of(new_holders & ~old_holders) * geometry.page_bytes(stream);
 }
 

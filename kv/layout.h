@@ -29,9 +29,7 @@ int residue_class(int64_t block, int c);
 // The rank offset (0 … c−1 within its c ranks) that holds class k, and back: rank offset j holds the
 // blocks with (class + origin) mod c = j.
 constexpr int class_owner(int residue, int origin, int c) { return (residue + origin) % c; }
-constexpr int owned_class(int rank_offset, int origin, int c) {
-  return ((rank_offset - origin) % c + c) % c;
-}
+constexpr int owned_class(int rank_offset, int origin, int c) { return ((rank_offset - origin) % c + c) % c; }
 
 // ---- placement -------------------------------------------------------------------------------------
 
@@ -83,7 +81,8 @@ enum class IndexKind : uint8_t { kCopied = 0, kSplit = 1 };
 Result<IndexKind> parse_index(const std::string& text);  // "copied", "split"
 const char* index_name(IndexKind kind);
 
-// Over how many ranks the index keys of a grouping are split: 1 when copied; c under dcp(c); the width under tp.
+// Over how many ranks the index keys of a grouping are split: 1 when copied; c under dcp(c); the width under
+// tp.
 int index_split(const Grouping& grouping, IndexKind kind);
 
 struct Residency {
@@ -167,13 +166,14 @@ struct CacheGeometry {
 };
 
 // Bytes that one rank stores for n tokens under a residency, counted block by block (whole blocks).
-int64_t stored_bytes(const CacheGeometry& geometry, const Residency& residency, int64_t token_count, int origin,
-                     int rank, int rank_count);
+int64_t stored_bytes(const CacheGeometry& geometry, const Residency& residency, int64_t token_count,
+                     int origin, int rank, int rank_count);
 // The average over ranks and tokens, for tables of facts: bytes per token per rank.
 double bytes_per_token_per_rank(const CacheGeometry& geometry, const Residency& residency, int rank_count);
 // How many times more tokens fit than with everything replicated.
 double capacity_factor(const CacheGeometry& geometry, const Residency& residency, int rank_count);
 // Price of a change of holders: Σ |new − old| × page bytes.
-int64_t change_bytes(const CacheGeometry& geometry, Stream stream, RankMask old_holders, RankMask new_holders);
+int64_t change_bytes(const CacheGeometry& geometry, Stream stream, RankMask old_holders,
+                     RankMask new_holders);
 
 }  // namespace weft::kv

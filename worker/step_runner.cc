@@ -21,8 +21,9 @@ size_t outbox_bytes(const ModelConfig& config, DType cache_dtype, int rank_count
     slice_max = std::max(slice_max, vocabulary_slice(config.vocabulary, rank, rank_count).size());
   }
   const int64_t rows = max_step_rows;
-  const int64_t entries = rows * heads_max * config.entry_width() * static_cast<int64_t>(dtype_bytes(cache_dtype)) +
-                          rows * (4 + 8 * config.index_topk) + 128;
+  const int64_t entries =
+      rows * heads_max * config.entry_width() * static_cast<int64_t>(dtype_bytes(cache_dtype)) +
+      rows * (4 + 8 * config.index_topk) + 128;
   const int64_t partials = rows * config.heads * kernels::partial_words(config.latent) * 4;
   const int64_t attention_sums = (nodes_max + 1) * rows * config.hidden * 4;
   const int64_t feed_forward_sums = nodes_max * rows * config.hidden * 4;
@@ -54,7 +55,8 @@ Result<void> StepRunner::State::copy_pages(const wire::StepPlan& plan, wire::Ste
     const auto stream = static_cast<kv::Stream>(copy.stream());
     const int64_t bytes = step.geometry.page_bytes(stream);
     std::memcpy(step.setup.pools[copy.to_rank()].page(stream, PageId{copy.to_page()}),
-                step.setup.pools[copy.from_rank()].page(stream, PageId{copy.from_page()}), static_cast<size_t>(bytes));
+                step.setup.pools[copy.from_rank()].page(stream, PageId{copy.from_page()}),
+                static_cast<size_t>(bytes));
     auto found = std::find_if(by_request.begin(), by_request.end(),
                               [&](const auto& entry) { return entry.first == copy.request(); });
     if (found == by_request.end()) found = by_request.insert(by_request.end(), {copy.request(), 0});
@@ -82,18 +84,20 @@ Result<void> StepRunner::State::take_tokens(const wire::StepPlan& plan) {
     if (span.tokens_size() > 0) {
       token = span.tokens(static_cast<int>(row.row));
     } else {
-      const auto sampled = step.setup.control->wait_token(StepId{span.input().step()}, span.input().sample_index(),
-                                                          step.epoch, std::chrono::seconds(60));
+      const auto sampled = step.setup.control->wait_token(
+          StepId{span.input().step()}, span.input().sample_index(), step.epoch, std::chrono::seconds(60));
       if (!sampled) {
-        if (step.setup.control->aborted(step.epoch)) return error(ErrorCode::kCancelled, "the epoch was aborted");
-        return error(ErrorCode::kDeadlineExceeded,
-                     "token " + std::to_string(span.input().sample_index()) + " of step " +
-                         std::to_string(span.input().step()) + " did not appear");
+        if (step.setup.control->aborted(step.epoch))
+          return error(ErrorCode::kCancelled, "the epoch was aborted");
+        return error(ErrorCode::kDeadlineExceeded, "token " + std::to_string(span.input().sample_index()) +
+                                                       " of step " + std::to_string(span.input().step()) +
+                                                       " did not appear");
       }
       token = *sampled;
     }
     if (static_cast<int64_t>(token) >= step.config.vocabulary) {
-      return error(ErrorCode::kInvalidArgument, "token " + std::to_string(token) + " is outside the vocabulary", "plan");
+      return error(ErrorCode::kInvalidArgument,
+                   "token " + std::to_string(token) + " is outside the vocabulary", "plan");
     }
     step.tokens[static_cast<size_t>(i)] = token;
   }
@@ -105,8 +109,8 @@ void StepRunner::State::embed() {
   const auto row_bytes = d * static_cast<int64_t>(dtype_bytes(step.weights.dtype));
   scratch(step.x, step.home_count() * d);
   for (int64_t i = 0; i < step.home_count(); ++i) {
-    kernels::convert_to_f32(step.weights.embedding + step.tokens[static_cast<size_t>(i)] * row_bytes, step.weights.dtype,
-                            d, step.x.data() + i * d);
+    kernels::convert_to_f32(step.weights.embedding + step.tokens[static_cast<size_t>(i)] * row_bytes,
+                            step.weights.dtype, d, step.x.data() + i * d);
   }
 }
 
@@ -119,8 +123,10 @@ void StepRunner::State::angles() {
     const auto position = static_cast<double>(step.home()[static_cast<size_t>(i)].position);
     for (int64_t j = 0; j < half; ++j) {
       const double angle = position * step.config.inverse_frequency[static_cast<size_t>(j)];
-      step.cosine[static_cast<size_t>(i * half + j)] = static_cast<float>(std::cos(angle) * step.config.rope_factor);
-      step.sine[static_cast<size_t>(i * half + j)] = static_cast<float>(std::sin(angle) * step.config.rope_factor);
+      step.cosine[static_cast<size_t>(i * half + j)] =
+          static_cast<float>(std::cos(angle) * step.config.rope_factor);
+      step.sine[static_cast<size_t>(i * half + j)] =
+          static_cast<float>(std::sin(angle) * step.config.rope_factor);
     }
   }
 }
@@ -135,8 +141,10 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
   const Duration waited_before = step.exchange.waited();
   TRY(step.layout, StepLayout::make(plan, step.rank_count));
   if (step.layout.row_count() > step.setup.max_step_rows) {
-    return error(ErrorCode::kTooLarge, std::to_string(step.layout.row_count()) + " rows; the limit is " +
-                                           std::to_string(step.setup.max_step_rows), "plan");
+    return error(ErrorCode::kTooLarge,
+                 std::to_string(step.layout.row_count()) + " rows; the limit is " +
+                     std::to_string(step.setup.max_step_rows),
+                 "plan");
   }
   step.epoch = epoch;
   step.crossed.assign(step.layout.spans().size(), {});

@@ -47,22 +47,21 @@ std::string join(const Parts&... parts) {
 }  // namespace weft::internal
 
 // CHECK(ok) or CHECK(ok, "part ", value, …): the parts are only evaluated on failure.
-#define CHECK(expression, ...)                                                      \
-  do {                                                                              \
-    if (!(expression)) [[unlikely]] {                                               \
-      ::weft::internal::check_failed(__FILE__, __LINE__, #expression,               \
-                                     ::weft::internal::join(__VA_ARGS__));          \
-    }                                                                               \
+#define CHECK(expression, ...)                                                                              \
+  do {                                                                                                      \
+    if (!(expression)) [[unlikely]] {                                                                       \
+      ::weft::internal::check_failed(__FILE__, __LINE__, #expression, ::weft::internal::join(__VA_ARGS__)); \
+    }                                                                                                       \
   } while (false)
 
-#define WEFT_CHECK_OP(op, a, b)                                                            \
-  do {                                                                                     \
-    const auto& check_a = (a);                                                             \
-    const auto& check_b = (b);                                                             \
-    if (!(check_a op check_b)) [[unlikely]] {                                              \
-      ::weft::internal::check_failed(__FILE__, __LINE__, #a " " #op " " #b,                \
-                                     ::weft::internal::show_pair(check_a, check_b));       \
-    }                                                                                      \
+#define WEFT_CHECK_OP(op, a, b)                                                      \
+  do {                                                                               \
+    const auto& check_a = (a);                                                       \
+    const auto& check_b = (b);                                                       \
+    if (!(check_a op check_b)) [[unlikely]] {                                        \
+      ::weft::internal::check_failed(__FILE__, __LINE__, #a " " #op " " #b,          \
+                                     ::weft::internal::show_pair(check_a, check_b)); \
+    }                                                                                \
   } while (false)
 
 #define CHECK_EQ(a, b) WEFT_CHECK_OP(==, a, b)

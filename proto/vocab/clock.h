@@ -17,7 +17,8 @@ struct Time {
 };
 
 inline Time monotonic_now() {
-  return Time{std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch()).count()};
+  return Time{
+      std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch()).count()};
 }
 
 constexpr double seconds(Duration d) { return static_cast<double>(d.count()) * 1e-9; }

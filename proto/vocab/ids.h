@@ -10,21 +10,19 @@
 
 namespace weft {
 
-enum class RequestId : uint64_t {};   // given by the daemon; never reused in its life
-enum class StepId : uint64_t {};      // numbered from 1, without gaps
-enum class Epoch : uint32_t {};       // version of the topology; starts at 1, +1 at every recovery
-enum class PageId : uint32_t {};      // a page within one rank's pool of one stream
-enum class TableId : uint32_t {};     // a page table in the control arena
-enum class BlockId : uint32_t {};     // a block record of the control plane
+enum class RequestId : uint64_t {};  // given by the daemon; never reused in its life
+enum class StepId : uint64_t {};     // numbered from 1, without gaps
+enum class Epoch : uint32_t {};      // version of the topology; starts at 1, +1 at every recovery
+enum class PageId : uint32_t {};     // a page within one rank's pool of one stream
+enum class TableId : uint32_t {};    // a page table in the control arena
+enum class BlockId : uint32_t {};    // a block record of the control plane
 
 inline constexpr PageId kNoPage{0xffffffffu};
 
 // Ids go to arithmetic and text by name, never by accident.
 template <typename Id>
-  requires std::is_enum_v<Id>
-constexpr auto number(Id id) {
-  return static_cast<std::underlying_type_t<Id>>(id);
-}
+requires std::is_enum_v<Id>
+constexpr auto number(Id id) { return static_cast<std::underlying_type_t<Id>>(id); }
 
 using RankMask = uint32_t;  // bit r = rank r
 inline constexpr int kMaxRanks = 8;

@@ -23,13 +23,13 @@ enum class ErrorCode : int {
   kUnavailable = 6,         // the other side is not there
   kDeadlineExceeded = 7,
   kCancelled = 8,
-  kBadCheckpoint = 9,       // config.json, safetensors or tokenizer.json is broken or inconsistent
-  kIo = 10,                 // the operating system said no
-  kBadMessage = 11,         // a frame that does not parse
-  kUnsupported = 12,        // well-formed, known, not served by this build or model
-  kNumerical = 13,          // logits held NaN or infinity
-  kInternal = 14,           // our bug, contained
-  kNotPermitted = 15,       // the caller is not the owner
+  kBadCheckpoint = 9,  // config.json, safetensors or tokenizer.json is broken or inconsistent
+  kIo = 10,            // the operating system said no
+  kBadMessage = 11,    // a frame that does not parse
+  kUnsupported = 12,   // well-formed, known, not served by this build or model
+  kNumerical = 13,     // logits held NaN or infinity
+  kInternal = 14,      // our bug, contained
+  kNotPermitted = 15,  // the caller is not the owner
 };
 
 // "invalid_argument", …: the stable name used in JSON and logs.
@@ -51,8 +51,8 @@ inline Error error(ErrorCode code, std::string message, std::string field = {}) 
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::move(value)) {}       // NOLINT: implicit, as std::expected
-  Result(Error error) : state_(std::move(error)) {}   // NOLINT
+  Result(T value) : state_(std::move(value)) {}      // NOLINT: implicit, as std::expected
+  Result(Error error) : state_(std::move(error)) {}  // NOLINT
   bool has_value() const { return state_.index() == 0; }
   explicit operator bool() const { return has_value(); }
   T& value() & {
@@ -113,12 +113,12 @@ class [[nodiscard]] Result<void> {
 // TRY(auto x, f()): x is the value of f(), or the enclosing function returns its error.
 // TRY_VOID(f()) for Result<void>.
 #define TRY(declaration, call) TRY_(declaration, call, WEFT_CONCAT(try_result_, __LINE__))
-#define TRY_(declaration, call, name)                     \
-  auto name = (call);                                     \
-  if (!name.has_value()) return std::move(name).error();  \
+#define TRY_(declaration, call, name)                    \
+  auto name = (call);                                    \
+  if (!name.has_value()) return std::move(name).error(); \
   declaration = std::move(name).value()
-#define TRY_VOID(call)                                             \
-  do {                                                             \
-    auto try_void_result = (call);                                 \
+#define TRY_VOID(call)                                                           \
+  do {                                                                           \
+    auto try_void_result = (call);                                               \
     if (!try_void_result.has_value()) return std::move(try_void_result).error(); \
   } while (false)

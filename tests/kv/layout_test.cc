@@ -60,8 +60,9 @@ TEST(Pattern, StripingFurtherOnlyDropsPages) {
                   0);
       }
     }
-    EXPECT_EQ(change_bytes(geometry, Stream::kEntries, pattern_holders(striped(8), block, 3, 8), all_ranks(8)),
-              7 * geometry.page_bytes(Stream::kEntries));
+    EXPECT_EQ(
+        change_bytes(geometry, Stream::kEntries, pattern_holders(striped(8), block, 3, 8), all_ranks(8)),
+        7 * geometry.page_bytes(Stream::kEntries));
   }
 }
 
@@ -140,14 +141,16 @@ TEST(Split, EveryRowHasOneOwner) {
     for (int64_t rows : {1, 2, 7, 15, 16, 17, 64, 200}) {
       for (Split split : {Split::kZigzag, Split::kInterleave}) {
         int64_t total = 0;
-        for (int rank = 0; rank < C; ++rank) total += static_cast<int64_t>(rows_of(split, rank, rows, C).size());
+        for (int rank = 0; rank < C; ++rank)
+          total += static_cast<int64_t>(rows_of(split, rank, rows, C).size());
         EXPECT_EQ(total, rows);
       }
     }
   }
 }
 
-// ---- canonical parts ---------------------------------------------------------------------------------------
+// ---- canonical parts
+// ---------------------------------------------------------------------------------------
 
 TEST(Segments, PartitionHeadsColumnsAndRanks) {
   for (int64_t n : {1, 3, 4, 8, 9, 16, 64, 128}) {
@@ -171,7 +174,8 @@ TEST(Segments, PartitionHeadsColumnsAndRanks) {
     for (int member = 0; member < W; ++member) {
       EXPECT_EQ(owned_segments(member, W).begin, at);
       at = owned_segments(member, W).end;
-      EXPECT_EQ(owned_heads(member, W, 64).begin, segment_items(static_cast<int>(owned_segments(member, W).begin), 64).begin);
+      EXPECT_EQ(owned_heads(member, W, 64).begin,
+                segment_items(static_cast<int>(owned_segments(member, W).begin), 64).begin);
       if (kShards % W == 0) {
         EXPECT_EQ(tree_nodes(owned_segments(member, W)).size(), 1u);
       }

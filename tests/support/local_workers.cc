@@ -52,7 +52,8 @@ LocalWorkers::LocalWorkers(const LocalModel& model, const LocalOptions& options)
   limits.max_samples = options.max_step_rows;
   limits.plan_bytes_max = 1 << 20;
   limits.result_bytes_max = 1 << 20;
-  control_ = kv::ControlArena::format(anonymous(kv::control_arena_bytes(limits)), limits).value();
+  control_ = std::make_unique<kv::ControlArena>(
+      kv::ControlArena::format(anonymous(kv::control_arena_bytes(limits)), limits).value());
 
   const size_t mailbox = worker::mailbox_bytes(
       worker::outbox_bytes(model.config, options.cache_dtype, options.rank_count, options.max_step_rows));
@@ -69,7 +70,7 @@ LocalWorkers::LocalWorkers(const LocalModel& model, const LocalOptions& options)
   for (int rank = 0; rank < options.rank_count; ++rank) {
     auto state = std::make_unique<Rank>();
     state->pool = std::make_unique<worker::ThreadPool>(options.threads);
-    state->exchange = std::make_unique<worker::Exchange>(control_, mailboxes, mailbox, rank);
+    state->exchange = std::make_unique<worker::Exchange>(*control_, mailboxes, mailbox, rank);
     state->exchange->begin_epoch(Epoch{1});
     worker::RunnerSetup setup;
     setup.config = &model.config;
@@ -78,7 +79,7 @@ LocalWorkers::LocalWorkers(const LocalModel& model, const LocalOptions& options)
     setup.block_tokens = options.block_tokens;
     setup.max_step_rows = options.max_step_rows;
     setup.rank = rank;
-    setup.control = &control_;
+    setup.control = control_.get();
     setup.pools = pools_;
     setup.exchange = state->exchange.get();
     setup.parallel = state->pool.get();
@@ -104,7 +105,7 @@ Result<std::vector<wire::StepResult>> LocalWorkers::run(const wire::StepPlan& pl
   auto run_rank = [&](size_t rank) {
     kernels::set_flush_to_zero();
     results[rank].emplace(ranks_[rank]->runner->run(plan, Epoch{1}));
-    if (!results[rank]->has_value()) control_.abort_epoch(Epoch{1});
+    if (!results[rank]->has_value()) control_->abort_epoch(Epoch{1});
   };
   std::vector<std::thread> threads;
   for (size_t rank = 1; rank < ranks_.size(); ++rank) threads.emplace_back(run_rank, rank);

@@ -1,7 +1,7 @@
 // W ranks in one process: real arenas, real runners, real exchange points, one thread per rank and step.
 //
-// For tests that need thousands of steps under many groupings. Plans come from the caller, page tables are in the
-// arena, memory is anonymous.
+// For tests that need thousands of steps under many groupings. Plans come from the caller, page tables are in
+// the arena, memory is anonymous.
 #pragma once
 
 #include <map>
@@ -35,7 +35,7 @@ struct LocalOptions {
   kv::PoolPages pool;  // per rank
   int64_t table_count = 64;
   int64_t table_blocks = 512;
-  int threads = 1;     // per rank
+  int threads = 1;  // per rank
 };
 
 class LocalWorkers {
@@ -43,7 +43,7 @@ class LocalWorkers {
   LocalWorkers(const LocalModel& model, const LocalOptions& options);
   ~LocalWorkers();
 
-  kv::ControlArena& control() { return control_; }
+  kv::ControlArena& control() { return *control_; }
   const LocalOptions& options() const { return options_; }
   const kv::CacheGeometry& geometry() const { return geometry_; }
   const LocalModel& model() const { return model_; }
@@ -62,7 +62,7 @@ class LocalWorkers {
   LocalOptions options_;
   kv::CacheGeometry geometry_;
   std::vector<kv::Mapping> memory_;
-  kv::ControlArena control_;
+  std::unique_ptr<kv::ControlArena> control_;
   std::vector<kv::PagePool> pools_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::mutex logits_mutex_;

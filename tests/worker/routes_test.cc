@@ -1,7 +1,8 @@
 // Goal: the address maps of all exchange points agree on both sides, for random steps.
-// Method: random plans (any mix of groupings and splits, ranks without rows included) on 1 … 8 ranks. Layouts are
-// checked for overlap and against a naive model; then every rank, a thread each, fills its outboxes with values
-// that name (point, from, to, row, word), passes real exchange points, and readers check every word they are owed.
+// Method: random plans (any mix of groupings and splits, ranks without rows included) on 1 … 8 ranks. Layouts
+// are checked for overlap and against a naive model; then every rank, a thread each, fills its outboxes with
+// values that name (point, from, to, row, word), passes real exchange points, and readers check every word
+// they are owed.
 #include "worker/comm/routes.h"
 
 #include <gtest/gtest.h>
@@ -99,8 +100,12 @@ TEST(Routes, EveryRowIsAtHomeWhereItShouldBe) {
 }
 
 float word(int point, int from, int to, int64_t row, int64_t i) {
-  const uint64_t key = ((((static_cast<uint64_t>(point) * 8 + static_cast<uint64_t>(from)) * 8 +
-                          static_cast<uint64_t>(to)) << 20) + static_cast<uint64_t>(row)) * 4096 + static_cast<uint64_t>(i);
+  const uint64_t key =
+      ((((static_cast<uint64_t>(point) * 8 + static_cast<uint64_t>(from)) * 8 + static_cast<uint64_t>(to))
+        << 20) +
+       static_cast<uint64_t>(row)) *
+          4096 +
+      static_cast<uint64_t>(i);
   return static_cast<float>(mix64(key) >> 41);
 }
 
@@ -129,14 +134,16 @@ void play(const ModelConfig& config, const StepLayout& layout, Exchange& exchang
     for (int64_t row = 0; row < layout.split_count(); ++row) {
       counts[row] = static_cast<int32_t>((row + rank) % (config.index_topk + 1));
       for (int32_t i = 0; i < counts[row]; ++i) {
-        candidates[row * config.index_topk + i] = {word(1, rank, 0, row, i), static_cast<int32_t>(row * 10 + i)};
+        candidates[row * config.index_topk + i] = {word(1, rank, 0, row, i),
+                                                   static_cast<int32_t>(row * 10 + i)};
       }
     }
     ASSERT_TRUE(exchange.pass(ExchangePoint::kEntries, 0));
     for (int from = 0; from < ranks; ++from) {
       const int64_t from_words = heads(from) * config.entry_width();
       for (int64_t row = 0; row < layout.dcp_count(); ++row) {
-        for (int64_t i = 0; i < from_words; ++i) ASSERT_EQ(in(from)[row * from_words + i], word(0, from, 0, row, i));
+        for (int64_t i = 0; i < from_words; ++i)
+          ASSERT_EQ(in(from)[row * from_words + i], word(0, from, 0, row, i));
       }
       const EntriesOutbox there = entries_outbox(layout, config, DType::kF32, from);
       const auto* from_counts = reinterpret_cast<const int32_t*>(exchange.inbox(from).data() + there.counts);
@@ -185,7 +192,8 @@ void play(const ModelConfig& config, const StepLayout& layout, Exchange& exchang
   const int64_t d = config.hidden, wide = layout.wide_count();
   for (int64_t node = 0; node < nodes(rank); ++node) {
     for (int64_t row = 0; row < wide; ++row) {
-      for (int64_t i = 0; i < d; ++i) out()[(node * wide + row) * d + i] = word(3, rank, static_cast<int>(node), row, i);
+      for (int64_t i = 0; i < d; ++i)
+        out()[(node * wide + row) * d + i] = word(3, rank, static_cast<int>(node), row, i);
     }
   }
   float* whole = out() + nodes(rank) * wide * d;
@@ -195,7 +203,8 @@ void play(const ModelConfig& config, const StepLayout& layout, Exchange& exchang
   }
   ASSERT_TRUE(exchange.pass(ExchangePoint::kAttentionSums, 0));
   std::vector<int> seen(static_cast<size_t>(layout.row_count()), 0);
-  for (int64_t row = 0; row < wide; ++row) seen[static_cast<size_t>(layout.home(rank)[static_cast<size_t>(row)].global)] = 1;
+  for (int64_t row = 0; row < wide; ++row)
+    seen[static_cast<size_t>(layout.home(rank)[static_cast<size_t>(row)].global)] = 1;
   for (int from = 0; from < ranks; ++from) {
     for (int64_t node = 0; node < nodes(from); ++node) {
       for (int64_t row = 0; row < wide; ++row) {
@@ -222,10 +231,12 @@ TEST(Routes, DataArrivesWhereTheOtherSideLooks) {
     const ModelConfig config = small_model(ranks % 2 == 0 ? 8 : 3);
     const size_t mailbox = mailbox_bytes(outbox_bytes(config, DType::kF32, ranks, 128));
     kv::ControlLimits limits{ranks, 8, 2, 16, 128, 4096, 4096};
-    kv::ControlArena control = kv::ControlArena::format(memory(kv::control_arena_bytes(limits)), limits).value();
+    kv::ControlArena control =
+        kv::ControlArena::format(memory(kv::control_arena_bytes(limits)), limits).value();
     std::vector<kv::Mapping> mappings;
     std::vector<std::byte*> mailboxes;
-    for (int rank = 0; rank < ranks; ++rank) mailboxes.push_back(mappings.emplace_back(memory(mailbox)).data());
+    for (int rank = 0; rank < ranks; ++rank)
+      mailboxes.push_back(mappings.emplace_back(memory(mailbox)).data());
     std::vector<std::unique_ptr<Exchange>> exchanges;
     for (int rank = 0; rank < ranks; ++rank) {
       exchanges.push_back(std::make_unique<Exchange>(control, mailboxes, mailbox, rank));
@@ -236,7 +247,8 @@ TEST(Routes, DataArrivesWhereTheOtherSideLooks) {
       const StepLayout layout = StepLayout::make(plan, ranks).value();
       std::vector<std::thread> threads;
       for (int rank = 0; rank < ranks; ++rank) {
-        threads.emplace_back([&, rank] { play(config, layout, *exchanges[static_cast<size_t>(rank)], rank); });
+        threads.emplace_back(
+            [&, rank] { play(config, layout, *exchanges[static_cast<size_t>(rank)], rank); });
       }
       for (std::thread& thread : threads) thread.join();
       ASSERT_FALSE(HasFatalFailure()) << "seed " << seed << ", ranks " << ranks << ", round " << round << "\n"

@@ -34,7 +34,8 @@ Result<SpanRoute> make_span(const wire::Span& span, int index, int rank_count) {
   if (g.width != 1 && g.width != rank_count) {
     return bad_plan("a group spans one rank or all: " + kv::grouping_name(g, rank_count));
   }
-  if (route.index_c < 1 || g.width % route.index_c != 0) return bad_plan("index_c must divide the group's width");
+  if (route.index_c < 1 || g.width % route.index_c != 0)
+    return bad_plan("index_c must divide the group's width");
   const bool literal = static_cast<uint32_t>(span.tokens_size()) == span.rows();
   const bool reference = span.tokens_size() == 0 && span.has_input() && span.rows() == 1;
   if (!literal && !reference) return bad_plan("a span needs as many tokens as rows, or one input reference");
@@ -85,9 +86,9 @@ Result<StepLayout> StepLayout::make(const wire::StepPlan& plan, int rank_count) 
     for (int64_t row = wire_span.digest() ? 0 : span.rows - 1; row < span.rows; ++row) {
       const bool sample = wire_span.sample() && row == span.rows - 1;
       if (!sample && !wire_span.digest()) continue;
-      layout.head_rows_.push_back({span.index, span.first_row + row, span.start + row,
-                                   span.wide ? -1 : owner(span, row, rank_count),
-                                   static_cast<int>(wire_span.sampler_rank()) % rank_count, sample, wire_span.digest()});
+      layout.head_rows_.push_back(
+          {span.index, span.first_row + row, span.start + row, span.wide ? -1 : owner(span, row, rank_count),
+           static_cast<int>(wire_span.sampler_rank()) % rank_count, sample, wire_span.digest()});
     }
   }
   return layout;
@@ -98,7 +99,9 @@ bool StepLayout::passes_entries(Indexer indexer) const {
   return has_owned_ || dcp_count_ > 0 || (indexer == Indexer::kFull && split_count_ > 0);
 }
 
-int64_t StepLayout::head_batches() const { return ceil_div(static_cast<int64_t>(head_rows_.size()), kHeadBatch); }
+int64_t StepLayout::head_batches() const {
+  return ceil_div(static_cast<int64_t>(head_rows_.size()), kHeadBatch);
+}
 
 bool StepLayout::passes_head_rows(int64_t batch) const {
   if (rank_count_ == 1) return false;
@@ -123,10 +126,12 @@ kv::Range vocabulary_slice(int64_t vocabulary, int rank, int rank_count) {
           std::min(panels * (rank + 1) / rank_count * kernels::kPanel, vocabulary)};
 }
 
-EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config, DType cache_dtype, int from) {
+EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config, DType cache_dtype,
+                             int from) {
   const int64_t heads = kv::owned_heads(from, layout.rank_count(), config.heads).size();
   EntriesOutbox out;
-  size_t at = static_cast<size_t>(layout.dcp_count() * heads * config.entry_width()) * dtype_bytes(cache_dtype);
+  size_t at =
+      static_cast<size_t>(layout.dcp_count() * heads * config.entry_width()) * dtype_bytes(cache_dtype);
   out.counts = at = static_cast<size_t>(round_up(static_cast<int64_t>(at), 64));
   at += static_cast<size_t>(layout.split_count()) * sizeof(int32_t);
   out.candidates = at = static_cast<size_t>(round_up(static_cast<int64_t>(at), 64));
@@ -135,7 +140,8 @@ EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config
   return out;
 }
 
-size_t partials_offset(const StepLayout& layout, const ModelConfig& config, const SpanRoute& span, int from, int to) {
+size_t partials_offset(const StepLayout& layout, const ModelConfig& config, const SpanRoute& span, int from,
+                       int to) {
   const int64_t words = kernels::partial_words(config.latent);
   int64_t at = 0;
   for (const SpanRoute& other : layout.spans()) {

@@ -1,16 +1,16 @@
 // Who owes what to whom at every exchange point of one step: pure arithmetic on the plan, equal on all ranks.
 //
-// Rows are numbered globally in plan order. A span is *wide* when all W > 1 ranks hold its rows alike (tp, dcp);
-// the rows of every other span are *whole*: each on one rank (PCP owner, or the rank of a dp group). A rank's home
-// rows are ordered: all wide rows first (the same list on every rank), then its own whole rows.
+// Rows are numbered globally in plan order. A span is *wide* when all W > 1 ranks hold its rows alike (tp,
+// dcp); the rows of every other span are *whole*: each on one rank (PCP owner, or the rank of a dp group). A
+// rank's home rows are ordered: all wide rows first (the same list on every rank), then its own whole rows.
 //
 // Outboxes, by exchange point (floats unless stated; `nodes(r)` = maximal tree nodes of rank r's segments):
-//   kEntries           [dcp rows][heads(r)][entry width] in cache dtype │ int32 [split rows] │ Candidate [split rows][k]
-//   kPartials          per dcp span, per other rank `to` of the c-group ascending: [rows][heads(to)][latent + 2]
-//   kAttentionSums     [nodes(r)][wide rows][hidden] │ [whole rows of r][hidden] (normed)
-//   kFeedForwardSums   [nodes(r)][all rows][hidden]
-//   kHeadRows          [head rows of the batch that r provides][hidden] (normed)
-//   kLogits            [head rows of the batch][vocabulary slice of r]
+//   kEntries           [dcp rows][heads(r)][entry width] in cache dtype │ int32 [split rows] │ Candidate
+//   [split rows][k] kPartials          per dcp span, per other rank `to` of the c-group ascending:
+//   [rows][heads(to)][latent + 2] kAttentionSums     [nodes(r)][wide rows][hidden] │ [whole rows of
+//   r][hidden] (normed) kFeedForwardSums   [nodes(r)][all rows][hidden] kHeadRows          [head rows of the
+//   batch that r provides][hidden] (normed) kLogits            [head rows of the batch][vocabulary slice of
+//   r]
 // where dcp rows are the wide rows with c > 1, and split rows the wide rows whose index keys are split.
 #pragma once
 
@@ -35,9 +35,9 @@ struct SpanRoute {
   uint64_t request = 0;
   TableId table{};
   int64_t start = 0, rows = 0;
-  int64_t first_row = 0;   // global number of the first row
-  int64_t first_wide = 0;  // wide spans: index of the first row among wide rows
-  int64_t first_dcp = 0;   // wide spans with c > 1: among dcp rows
+  int64_t first_row = 0;    // global number of the first row
+  int64_t first_wide = 0;   // wide spans: index of the first row among wide rows
+  int64_t first_dcp = 0;    // wide spans with c > 1: among dcp rows
   int64_t first_split = 0;  // wide spans with a split index: among split rows
   kv::Split split{};
   kv::Grouping grouping;
@@ -52,7 +52,7 @@ struct SpanRoute {
 
 struct HomeRow {
   int span = 0;
-  int64_t row = 0;       // within the span
+  int64_t row = 0;  // within the span
   int64_t position = 0;
   int64_t global = 0;
 };
@@ -112,9 +112,11 @@ kv::Range vocabulary_slice(int64_t vocabulary, int rank, int rank_count);
 struct EntriesOutbox {
   size_t queries = 0, counts = 0, candidates = 0, bytes = 0;
 };
-EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config, DType cache_dtype, int from);
+EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config, DType cache_dtype,
+                             int from);
 
 // Offset in floats of the partials that `from` sends to `to` for a dcp span, in from's outbox of kPartials.
-size_t partials_offset(const StepLayout& layout, const ModelConfig& config, const SpanRoute& span, int from, int to);
+size_t partials_offset(const StepLayout& layout, const ModelConfig& config, const SpanRoute& span, int from,
+                       int to);
 
 }  // namespace weft::worker

@@ -40,8 +40,8 @@ void list_dense(const CacheView& view, const LayerLists& lists, int64_t position
   }
 }
 
-void list_selected(const StepState& state, const CacheView& view, int64_t layer_offset, int64_t home, Touched* touched,
-                   RowEntries& out) {
+void list_selected(const StepState& state, const CacheView& view, int64_t layer_offset, int64_t home,
+                   Touched* touched, RowEntries& out) {
   const int64_t P = state.setup.block_tokens;
   const int64_t bytes = state.geometry.stream(kv::Stream::kEntries).bytes_per_token;
   const int32_t* selected = state.selected.data() + home * state.config.index_topk;
@@ -62,7 +62,8 @@ void list_selected(const StepState& state, const CacheView& view, int64_t layer_
     const std::byte* page = page_at(i);
     if (page == nullptr) continue;
     out.storage[static_cast<size_t>(begin[shard_at(i)]++)] = page + layer_offset + (selected[i] % P) * bytes;
-    if (touched != nullptr && view.entry_remote[static_cast<size_t>(selected[i] / P)]) touched->mark(selected[i]);
+    if (touched != nullptr && view.entry_remote[static_cast<size_t>(selected[i] / P)])
+      touched->mark(selected[i]);
   }
 }
 
@@ -93,12 +94,15 @@ void attend(StepState& state, int64_t layer, std::span<const AttendJob> jobs) {
     const int span_index = state.home()[static_cast<size_t>(jobs[span_begin].home)].span;
     size_t span_end = span_begin;
     int64_t heads_max = 1;
-    while (span_end < jobs.size() && state.home()[static_cast<size_t>(jobs[span_end].home)].span == span_index) {
+    while (span_end < jobs.size() &&
+           state.home()[static_cast<size_t>(jobs[span_end].home)].span == span_index) {
       heads_max = std::max(heads_max, jobs[span_end++].heads);
     }
     const CacheView& view = state.views[static_cast<size_t>(span_index)];
 
-    auto dense = [&](const AttendJob& job) { return state.selected_count[static_cast<size_t>(job.home)] < 0; };
+    auto dense = [&](const AttendJob& job) {
+      return state.selected_count[static_cast<size_t>(job.home)] < 0;
+    };
     LayerLists lists;
     int64_t dense_position = -1;
     for (size_t i = span_begin; i < span_end; ++i) {

@@ -1,4 +1,5 @@
-// Attention partials of many rows: lists the entries each row reads, spreads (row, shard) over threads, merges.
+// Attention partials of many rows: lists the entries each row reads, spreads (row, shard) over threads,
+// merges.
 #pragma once
 
 #include "worker/model/step_state.h"
@@ -11,8 +12,8 @@ struct AttendJob {
   const void* query = nullptr;  // [heads][entry width], cache dtype
   int64_t heads = 0;
   // Out, merged over the shards this rank reads; one of:
-  float* partials = nullptr;    // [heads][latent + 2]
-  float* finished = nullptr;    // [heads][latent]: o / l, for rows whose every shard is read here
+  float* partials = nullptr;  // [heads][latent + 2]
+  float* finished = nullptr;  // [heads][latent]: o / l, for rows whose every shard is read here
 };
 
 // Runs all jobs for one layer. Jobs of one home row are consecutive (they share its entry lists).

@@ -32,8 +32,8 @@ struct AttentionPhase::Work {
   std::vector<float> lone_outbox;
 
   // A gemm over `rows` rows; x in the weights' dtype.
-  void product(const PackedMatrix& weights, const void* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride,
-               int64_t group_begin = 0, int64_t group_end = -1) {
+  void product(const PackedMatrix& weights, const void* x, int64_t x_stride, int64_t rows, float* y,
+               int64_t y_stride, int64_t group_begin = 0, int64_t group_end = -1) {
     if (rows == 0) return;
     Gemm p;
     p.weights = weights;
@@ -51,7 +51,8 @@ struct AttentionPhase::Work {
   const float* sine(int64_t home) const { return state.sine.data() + home * (state.config.rope / 2); }
 
   void project(int64_t layer);
-  void index_projections(const LayerWeights& w, int64_t index_layer, const float* normed_h, const void* latent);
+  void index_projections(const LayerWeights& w, int64_t index_layer, const float* normed_h,
+                         const void* latent);
   void absorb(const LayerWeights& w, const void* q_in, int64_t q_in_stride, int64_t home_begin, int64_t rows,
               kv::Range heads, std::byte* out);
   void publish_queries();
@@ -68,7 +69,8 @@ struct AttentionPhase::Work {
   kv::Range all_heads() const { return {0, state.config.heads}; }
   int64_t index_layer_of(int64_t layer) const {
     int64_t count = 0;
-    for (int64_t i = 0; i < layer; ++i) count += state.config.layers[static_cast<size_t>(i)].indexer == Indexer::kFull;
+    for (int64_t i = 0; i < layer; ++i)
+      count += state.config.layers[static_cast<size_t>(i)].indexer == Indexer::kFull;
     return count;
   }
   // One rank alone has no mailbox traffic: its outbox is private memory.
@@ -84,7 +86,9 @@ struct AttentionPhase::Work {
   int64_t nodes_of(int rank) const {
     return std::ssize(kv::tree_nodes(kv::owned_segments(rank, state.rank_count)));
   }
-  int64_t group_heads(int rank) const { return kv::owned_heads(rank, state.rank_count, state.config.heads).size(); }
+  int64_t group_heads(int rank) const {
+    return kv::owned_heads(rank, state.rank_count, state.config.heads).size();
+  }
 };
 
 // Queries, entries and index projections of the home rows; entries and index keys go into pages.
@@ -95,8 +99,8 @@ void AttentionPhase::Work::project(int64_t layer) {
   const int64_t d = config.hidden;
   scratch(h, n * d);
   for_rows(state.parallel, n, 16, [&](int64_t begin, int64_t end) {
-    kernels::rms_norm(state.x.data() + begin * d, d, w.input_norm, config.rms_eps, end - begin, d, h.data() + begin * d,
-                      d);
+    kernels::rms_norm(state.x.data() + begin * d, d, w.input_norm, config.rms_eps, end - begin, d,
+                      h.data() + begin * d, d);
   });
   const void* hx = hidden_operand.of(state.parallel, state.weights.dtype, h.data(), n * d);
 
@@ -118,10 +122,11 @@ void AttentionPhase::Work::project(int64_t layer) {
   scratch(kv_row, n * width);
   product(w.kv_a, hx, d, n, kv_row.data(), width);
   for_rows(state.parallel, n, 16, [&](int64_t begin, int64_t end) {
-    kernels::rms_norm(kv_row.data() + begin * width, width, w.kv_a_norm, config.latent_eps, end - begin, config.latent,
-                      kv_row.data() + begin * width, width);
+    kernels::rms_norm(kv_row.data() + begin * width, width, w.kv_a_norm, config.latent_eps, end - begin,
+                      config.latent, kv_row.data() + begin * width, width);
     for (int64_t i = begin; i < end; ++i) {
-      kernels::rope(kv_row.data() + i * width + config.latent, config.rope, cosine(i), sine(i), config.rope_layout);
+      kernels::rope(kv_row.data() + i * width + config.latent, config.rope, cosine(i), sine(i),
+                    config.rope_layout);
     }
   });
   store_entries(state, layer, kv_row.data());
@@ -138,8 +143,8 @@ void AttentionPhase::Work::project(int64_t layer) {
   absorb(w, q_in, q_in_stride, wide(), whole(), all_heads(), whole_out);
 }
 
-void AttentionPhase::Work::index_projections(const LayerWeights& w, int64_t index_layer, const float* normed_h,
-                                        const void* latent) {
+void AttentionPhase::Work::index_projections(const LayerWeights& w, int64_t index_layer,
+                                             const float* normed_h, const void* latent) {
   const ModelConfig& config = state.config;
   const int64_t n = state.home_count();
   const int64_t heads = config.index_heads, width = config.index_width;
@@ -154,7 +159,8 @@ void AttentionPhase::Work::index_projections(const LayerWeights& w, int64_t inde
   constexpr float kIndexEps = 1e-6f;
   for_rows(state.parallel, n, 16, [&](int64_t begin, int64_t end) {
     float* keys = index_key.data() + begin * width;
-    kernels::layer_norm(keys, width, w.index_k_norm, w.index_k_norm_bias, kIndexEps, end - begin, width, keys, width);
+    kernels::layer_norm(keys, width, w.index_k_norm, w.index_k_norm_bias, kIndexEps, end - begin, width, keys,
+                        width);
     kernels::scale(index_weights.data() + begin * heads, factor, (end - begin) * heads);
     for (int64_t i = begin; i < end; ++i) {
       kernels::rope(index_key.data() + i * width, config.rope, cosine(i), sine(i), config.index_rope_layout);
@@ -166,14 +172,15 @@ void AttentionPhase::Work::index_projections(const LayerWeights& w, int64_t inde
   });
   store_index_keys(state, index_layer, index_key.data());
   const DType dtype = state.setup.cache_dtype;
-  std::byte* stored = scratch(index_query_stored, n * heads * width * static_cast<int64_t>(dtype_bytes(dtype)));
+  std::byte* stored =
+      scratch(index_query_stored, n * heads * width * static_cast<int64_t>(dtype_bytes(dtype)));
   kernels::convert(index_query.data(), n * heads * width, dtype, stored);
   selection.offer(index_layer, stored, index_weights.data());
 }
 
 // q̃ = W_UKᵀ q_nope ‖ rope(q_pe) for some heads of consecutive home rows, in cache dtype.
-void AttentionPhase::Work::absorb(const LayerWeights& w, const void* q_in, int64_t q_in_stride, int64_t home_begin,
-                             int64_t rows, kv::Range heads, std::byte* out) {
+void AttentionPhase::Work::absorb(const LayerWeights& w, const void* q_in, int64_t q_in_stride,
+                                  int64_t home_begin, int64_t rows, kv::Range heads, std::byte* out) {
   const ModelConfig& config = state.config;
   if (rows == 0 || heads.empty()) return;
   const DType dtype = state.weights.dtype;
@@ -181,13 +188,14 @@ void AttentionPhase::Work::absorb(const LayerWeights& w, const void* q_in, int64
   const int64_t head_width = config.nope + config.rope, width = config.entry_width();
   const int64_t q_stride = heads.size() * head_width, out_stride = heads.size() * width;
   scratch(q, rows * q_stride);
-  product(w.q_b, static_cast<const std::byte*>(q_in) + home_begin * q_in_stride * bytes, q_in_stride, rows, q.data(),
-          q_stride, heads.begin, heads.end);
-  const auto* nope = static_cast<const std::byte*>(nope_operand.of(state.parallel, dtype, q.data(), rows * q_stride));
+  product(w.q_b, static_cast<const std::byte*>(q_in) + home_begin * q_in_stride * bytes, q_in_stride, rows,
+          q.data(), q_stride, heads.begin, heads.end);
+  const auto* nope =
+      static_cast<const std::byte*>(nope_operand.of(state.parallel, dtype, q.data(), rows * q_stride));
   scratch(absorbed, rows * out_stride);
   for (int64_t head = 0; head < heads.size(); ++head) {
-    product(w.w_uk, nope + head * head_width * bytes, q_stride, rows, absorbed.data() + head * width, out_stride,
-            heads.begin + head, heads.begin + head + 1);
+    product(w.w_uk, nope + head * head_width * bytes, q_stride, rows, absorbed.data() + head * width,
+            out_stride, heads.begin + head, heads.begin + head + 1);
   }
   for_rows(state.parallel, rows, 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -199,8 +207,8 @@ void AttentionPhase::Work::absorb(const LayerWeights& w, const void* q_in, int64
       }
     }
     const auto cache_bytes = static_cast<int64_t>(dtype_bytes(state.setup.cache_dtype));
-    kernels::convert(absorbed.data() + begin * out_stride, (end - begin) * out_stride, state.setup.cache_dtype,
-                     out + begin * out_stride * cache_bytes);
+    kernels::convert(absorbed.data() + begin * out_stride, (end - begin) * out_stride,
+                     state.setup.cache_dtype, out + begin * out_stride * cache_bytes);
   });
 }
 
@@ -216,7 +224,8 @@ void AttentionPhase::Work::publish_queries() {
   }
 }
 
-// Wide rows: tp rows finish here; dcp rows leave their own partials in own_partials and the others' in the outbox.
+// Wide rows: tp rows finish here; dcp rows leave their own partials in own_partials and the others' in the
+// outbox.
 void AttentionPhase::Work::attend_wide(int64_t layer) {
   const ModelConfig& config = state.config;
   const int64_t words = kernels::partial_words(config.latent);
@@ -271,7 +280,8 @@ void AttentionPhase::Work::attend_whole(int64_t layer) {
   attend(state, layer, jobs);
 }
 
-// After exchange point kPartials: the partials of this rank's head slice, by residue class, down the upper tree.
+// After exchange point kPartials: the partials of this rank's head slice, by residue class, down the upper
+// tree.
 void AttentionPhase::Work::merge_dcp() {
   const ModelConfig& config = state.config;
   const int64_t words = kernels::partial_words(config.latent);
@@ -285,11 +295,11 @@ void AttentionPhase::Work::merge_dcp() {
       std::vector<float> classes(static_cast<size_t>(c * own * words));
       for (int64_t row = begin; row < end; ++row) {
         for (int member = first; member < first + c; ++member) {
-          const float* from =
-              member == state.rank
-                  ? own_partials.data() + (span.first_dcp + row) * own * words
-                  : reinterpret_cast<const float*>(state.exchange.inbox(member).data()) +
-                        partials_offset(state.layout, config, span, member, state.rank) + row * own * words;
+          const float* from = member == state.rank
+                                  ? own_partials.data() + (span.first_dcp + row) * own * words
+                                  : reinterpret_cast<const float*>(state.exchange.inbox(member).data()) +
+                                        partials_offset(state.layout, config, span, member, state.rank) +
+                                        row * own * words;
           std::memcpy(classes.data() + kv::owned_class(member - first, span.origin, c) * own * words, from,
                       static_cast<size_t>(own * words) * sizeof(float));
         }
@@ -307,20 +317,22 @@ void AttentionPhase::Work::merge_dcp() {
 
 // W_UV and o_proj of some heads of `rows` rows; node sums of the owned segments go where `place` says.
 void AttentionPhase::Work::output(const LayerWeights& w, const float* z_rows, int64_t rows, kv::Range heads,
-                             kv::Range segments, const std::function<float*(size_t node, int64_t row)>& place) {
+                                  kv::Range segments,
+                                  const std::function<float*(size_t node, int64_t row)>& place) {
   const ModelConfig& config = state.config;
   if (rows == 0) return;
   const DType dtype = state.weights.dtype;
   const auto bytes = static_cast<int64_t>(dtype_bytes(dtype));
   const int64_t z_stride = heads.size() * config.latent, out_stride = heads.size() * config.value;
-  const auto* zx = static_cast<const std::byte*>(value_operand.of(state.parallel, dtype, z_rows, rows * z_stride));
+  const auto* zx =
+      static_cast<const std::byte*>(value_operand.of(state.parallel, dtype, z_rows, rows * z_stride));
   scratch(heads_out, rows * out_stride);
   for (int64_t head = 0; head < heads.size(); ++head) {
     product(w.w_uv, zx + head * config.latent * bytes, z_stride, rows, heads_out.data() + head * config.value,
             out_stride, heads.begin + head, heads.begin + head + 1);
   }
-  const auto* ox =
-      static_cast<const std::byte*>(output_operand.of(state.parallel, dtype, heads_out.data(), rows * out_stride));
+  const auto* ox = static_cast<const std::byte*>(
+      output_operand.of(state.parallel, dtype, heads_out.data(), rows * out_stride));
   const auto compute = [&](int segment, int64_t row_begin, int64_t row_count, float* out) {
     const kv::Range items = kv::segment_items(segment, config.heads);
     Gemm p;
@@ -337,7 +349,8 @@ void AttentionPhase::Work::output(const LayerWeights& w, const float* z_rows, in
   sum_segments(segments, presence, rows, config.hidden, state.parallel, compute, place);
 }
 
-// Wide rows: node sums into the outbox. Whole rows: the whole sum, residual, norm, and the normed row for everyone.
+// Wide rows: node sums into the outbox. Whole rows: the whole sum, residual, norm, and the normed row for
+// everyone.
 void AttentionPhase::Work::outputs(const LayerWeights& w) {
   const int64_t d = state.config.hidden;
   const kv::Range segments = kv::owned_segments(state.rank, state.rank_count);
@@ -354,7 +367,8 @@ void AttentionPhase::Work::outputs(const LayerWeights& w) {
       float* residual = state.x.data() + (wide() + i) * d;
       kernels::add(sums_rows + i * d, residual, d);  // the sum is the left operand
       std::memcpy(residual, sums_rows + i * d, static_cast<size_t>(d) * sizeof(float));
-      kernels::rms_norm(residual, d, w.post_attention_norm, state.config.rms_eps, 1, d, shared_rows + i * d, d);
+      kernels::rms_norm(residual, d, w.post_attention_norm, state.config.rms_eps, 1, d, shared_rows + i * d,
+                        d);
     }
   });
 }
@@ -423,7 +437,8 @@ Result<void> AttentionPhase::run(int64_t layer) {
     TRY_VOID(state.exchange.pass(ExchangePoint::kEntries, point));
   }
   if (indexer == Indexer::kFull) {
-    work.selection.choose(work.index_layer_of(layer), work.index_query_stored.data(), work.index_weights.data());
+    work.selection.choose(work.index_layer_of(layer), work.index_query_stored.data(),
+                          work.index_weights.data());
   }
   work.attend_wide(layer);
   work.attend_whole(layer);

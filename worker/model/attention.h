@@ -1,8 +1,8 @@
 // The attention half of a layer on one rank: from the residual of its home rows to the residual after o_proj.
 //
-// Absorbed MLA in every phase. Owned rows and rows of dp groups are whole: all heads, all shards, nothing sent. Wide
-// rows compute this rank's head slice; under dcp the queries of the c-group come in, partials of own shards go out,
-// and the owner of each head slice merges.
+// Absorbed MLA in every phase. Owned rows and rows of dp groups are whole: all heads, all shards, nothing
+// sent. Wide rows compute this rank's head slice; under dcp the queries of the c-group come in, partials of
+// own shards go out, and the owner of each head slice merges.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@ class AttentionPhase {
  public:
   explicit AttentionPhase(StepState& state);
   ~AttentionPhase();
-  // Runs layer `layer` up to and including exchange point kAttentionSums; leaves the new residual in state.x and the
-  // normed rows of the whole step in state.normed.
+  // Runs layer `layer` up to and including exchange point kAttentionSums; leaves the new residual in state.x
+  // and the normed rows of the whole step in state.normed.
   Result<void> run(int64_t layer);
   void begin_step();
 

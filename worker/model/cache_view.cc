@@ -34,7 +34,8 @@ Result<void> view_stream(const StepState& state, const SpanRoute& span, kv::Stre
                        " is not resident where rank " + std::to_string(state.rank) + " must read it",
                    "plan");
     }
-    page[static_cast<size_t>(block)] = state.setup.pools[static_cast<size_t>(holder)].page(stream, pages[holder]);
+    page[static_cast<size_t>(block)] =
+        state.setup.pools[static_cast<size_t>(holder)].page(stream, pages[holder]);
     remote[static_cast<size_t>(block)] = holder != state.rank;
   }
   return {};

@@ -9,8 +9,8 @@ namespace weft::worker {
 // kFailedPrecondition if a block that must be read has no holder the span's reader map allows.
 Result<void> make_views(StepState& state, const wire::StepPlan& plan);
 
-// Writes the new entries of this rank's home rows (entries[i]: latent ‖ rope, float32, stride entry_width) of one
-// layer into the pages of their holders, in stored form.
+// Writes the new entries of this rank's home rows (entries[i]: latent ‖ rope, float32, stride entry_width) of
+// one layer into the pages of their holders, in stored form.
 void store_entries(StepState& state, int64_t layer, const float* entries);
 // The same for index keys (keys[i]: [index_width]); index_layer counts the layers that own an indexer.
 void store_index_keys(StepState& state, int64_t index_layer, const float* keys);

@@ -15,7 +15,8 @@ using kernels::PackedMatrix;
 namespace {
 
 // Column ranges of a SwiGLU's intermediate width.
-Gemm columns(const PackedMatrix& weights, kv::Range range, const void* x, int64_t x_stride, int64_t rows, float* y) {
+Gemm columns(const PackedMatrix& weights, kv::Range range, const void* x, int64_t x_stride, int64_t rows,
+             float* y) {
   Gemm p;
   p.weights = weights;
   p.output_begin = range.begin;
@@ -48,8 +49,8 @@ struct FeedForwardPhase::Work {
     kernels::gemm(columns(mlp.gate, range, x, d, rows, g), state.parallel);
     kernels::gemm(columns(mlp.up, range, x, d, rows, u), state.parallel);
     for_rows(state.parallel, rows, 16, [&](int64_t begin, int64_t end) {
-      kernels::swiglu(g + begin * range.size(), range.size(), u + begin * range.size(), range.size(), end - begin,
-                      range.size(), g + begin * range.size(), range.size());
+      kernels::swiglu(g + begin * range.size(), range.size(), u + begin * range.size(), range.size(),
+                      end - begin, range.size(), g + begin * range.size(), range.size());
     });
     Gemm down;
     down.weights = mlp.down;
@@ -69,7 +70,8 @@ struct FeedForwardPhase::Work {
   }
 
   void route(const LayerWeights& w, int64_t rows);
-  void expert_leaf(const LayerWeights& w, int segment, const void* x, int64_t row_begin, int64_t row_count, float* out);
+  void expert_leaf(const LayerWeights& w, int segment, const void* x, int64_t row_begin, int64_t row_count,
+                   float* out);
   SegmentPresence presence(const LayerConfig& layer) const;
   void add_residual(const SegmentPresence& presence);
 
@@ -128,7 +130,7 @@ void FeedForwardPhase::Work::route(const LayerWeights& w, int64_t rows) {
 // Leaf `segment` of the mixture: its experts ascending, each weighted output by fused multiply-add, then the
 // segment of the shared expert.
 void FeedForwardPhase::Work::expert_leaf(const LayerWeights& w, int segment, const void* x, int64_t row_begin,
-                                    int64_t row_count, float* out) {
+                                         int64_t row_count, float* out) {
   const ModelConfig& config = state.config;
   const int64_t d = config.hidden, k = config.experts_per_token;
   std::fill(out, out + row_count * d, 0.0f);
@@ -151,9 +153,11 @@ void FeedForwardPhase::Work::expert_leaf(const LayerWeights& w, int segment, con
       std::memcpy(in + static_cast<int64_t>(i) * d, state.normed.data() + (row_begin + rows[i]) * d,
                   static_cast<size_t>(d) * sizeof(float));
     }
-    const void* gathered_x = gathered_operand.of(state.parallel, state.weights.dtype, in, std::ssize(rows) * d);
+    const void* gathered_x =
+        gathered_operand.of(state.parallel, state.weights.dtype, in, std::ssize(rows) * d);
     float* y = scratch(expert_out, std::ssize(rows) * d);
-    swiglu_columns(w.experts[static_cast<size_t>(expert)], {0, config.expert_width}, gathered_x, std::ssize(rows), y);
+    swiglu_columns(w.experts[static_cast<size_t>(expert)], {0, config.expert_width}, gathered_x,
+                   std::ssize(rows), y);
     for (size_t i = 0; i < rows.size(); ++i) {
       kernels::axpy(factors[i], y + static_cast<int64_t>(i) * d, out + rows[i] * d, d);
     }
@@ -219,8 +223,8 @@ Result<void> FeedForwardPhase::run(int64_t layer) {
       work.segments, presence, rows, d, state.parallel,
       [&](int segment, int64_t row_begin, int64_t row_count, float* out) {
         if (dense) {
-          work.swiglu_columns(w.dense, kv::segment_columns(segment, config.dense_width), work.rows_at(x, row_begin),
-                              row_count, out);
+          work.swiglu_columns(w.dense, kv::segment_columns(segment, config.dense_width),
+                              work.rows_at(x, row_begin), row_count, out);
         } else {
           work.expert_leaf(w, segment, x, row_begin, row_count, out);
         }

@@ -1,7 +1,7 @@
 // The feed-forward half of a layer on one rank: its segments and experts for every row of the step.
 //
-// Reads state.normed (all rows), passes exchange point kFeedForwardSums, and adds the tree sum of all ranks to the
-// residual of the home rows.
+// Reads state.normed (all rows), passes exchange point kFeedForwardSums, and adds the tree sum of all ranks
+// to the residual of the home rows.
 #pragma once
 
 #include <memory>

@@ -27,7 +27,8 @@ Result<void> Head::gather(int64_t index, std::span<const HeadRow> rows) {
     const int64_t home = home_of[static_cast<size_t>(rows[i].global)];
     if (home < 0) continue;
     float* out = hidden_.data() + static_cast<int64_t>(i) * d;
-    kernels::rms_norm(state_.x.data() + home * d, d, state_.weights.final_norm, state_.config.rms_eps, 1, d, out, d);
+    kernels::rms_norm(state_.x.data() + home * d, d, state_.weights.final_norm, state_.config.rms_eps, 1, d,
+                      out, d);
     if (exchanged && rows[i].provider == state_.rank) {
       std::memcpy(outbox, out, static_cast<size_t>(d) * sizeof(float));
       outbox += d;
@@ -42,7 +43,8 @@ Result<void> Head::gather(int64_t index, std::span<const HeadRow> rows) {
     const int64_t at = taken[static_cast<size_t>(from)]++;
     if (from == state_.rank) continue;
     const auto* inbox = reinterpret_cast<const float*>(state_.exchange.inbox(from).data());
-    std::memcpy(hidden_.data() + static_cast<int64_t>(i) * d, inbox + at * d, static_cast<size_t>(d) * sizeof(float));
+    std::memcpy(hidden_.data() + static_cast<int64_t>(i) * d, inbox + at * d,
+                static_cast<size_t>(d) * sizeof(float));
     state_.count(rows[i].span, kv::CrossKind::kRows, d * static_cast<int64_t>(sizeof(float)));
   }
   return {};
@@ -95,7 +97,8 @@ Result<void> Head::batch(int64_t index, const wire::StepPlan& plan, wire::StepRe
   return {};
 }
 
-void Head::finish_row(const HeadRow& row, const wire::StepPlan& plan, const float* logits, wire::StepResult& result) {
+void Head::finish_row(const HeadRow& row, const wire::StepPlan& plan, const float* logits,
+                      wire::StepResult& result) {
   const int64_t vocabulary = state_.config.vocabulary;
   const wire::Span& span = plan.spans(row.span);
   if (state_.setup.on_logits) {

@@ -1,4 +1,5 @@
-// The last part of a step: final norm, vocabulary slices, full rows of logits at the sampler, sampling, digests.
+// The last part of a step: final norm, vocabulary slices, full rows of logits at the sampler, sampling,
+// digests.
 #pragma once
 
 #include "worker/model/step_state.h"
@@ -13,9 +14,11 @@ class Head {
 
  private:
   Result<void> batch(int64_t index, const wire::StepPlan& plan, wire::StepResult& result);
-  // The normed last hidden states of the batch's rows that this rank can give, and all of them after the exchange.
+  // The normed last hidden states of the batch's rows that this rank can give, and all of them after the
+  // exchange.
   Result<void> gather(int64_t index, std::span<const HeadRow> rows);
-  void finish_row(const HeadRow& row, const wire::StepPlan& plan, const float* logits, wire::StepResult& result);
+  void finish_row(const HeadRow& row, const wire::StepPlan& plan, const float* logits,
+                  wire::StepResult& result);
 
   StepState& state_;
   std::vector<float> hidden_, slice_, logits_;

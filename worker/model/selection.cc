@@ -10,14 +10,15 @@ void Selection::reset() {
   state_.selected_count.assign(static_cast<size_t>(state_.home_count()), -1);
 }
 
-// Calls body(span, first home row, count) for the home rows of each span that see more than index_topk keys. Rows of
-// a span are consecutive at home and ascend in position, so these are the last ones.
+// Calls body(span, first home row, count) for the home rows of each span that see more than index_topk keys.
+// Rows of a span are consecutive at home and ascend in position, so these are the last ones.
 template <typename Body>
 void Selection::for_scored_spans(const Body& body) {
   const auto& home = state_.home();
   for (int64_t begin = 0; begin < state_.home_count();) {
     int64_t end = begin;
-    while (end < state_.home_count() && home[static_cast<size_t>(end)].span == home[static_cast<size_t>(begin)].span) {
+    while (end < state_.home_count() &&
+           home[static_cast<size_t>(end)].span == home[static_cast<size_t>(begin)].span) {
       ++end;
     }
     int64_t first = begin;
@@ -35,14 +36,16 @@ void Selection::select(const SpanRoute& span, int64_t first_home, int64_t count,
   const int64_t key_bytes = state_.geometry.stream(kv::Stream::kIndexKeys).bytes_per_token;
 
   positions_.clear();
-  for (int64_t i = 0; i < count; ++i) positions_.push_back(state_.home()[static_cast<size_t>(first_home + i)].position);
+  for (int64_t i = 0; i < count; ++i)
+    positions_.push_back(state_.home()[static_cast<size_t>(first_home + i)].position);
   const int64_t seen = positions_.back() + 1;
   keys_.clear();
   for (int64_t block = 0; block * P < seen; ++block) {
     const std::byte* page = view.index_page[static_cast<size_t>(block)];
     if (page == nullptr) continue;
     const int64_t valid = std::min(P, seen - block * P);
-    keys_.push_back({page + index_layer * state_.geometry.layer_bytes(kv::Stream::kIndexKeys), block * P, valid});
+    keys_.push_back(
+        {page + index_layer * state_.geometry.layer_bytes(kv::Stream::kIndexKeys), block * P, valid});
     if (view.index_remote[static_cast<size_t>(block)]) {
       state_.count(span.index, kv::CrossKind::kIndexKeys, valid * key_bytes);
     }
@@ -73,7 +76,8 @@ void Selection::keep(int64_t home, std::span<const kernels::Candidate> chosen) {
 
 void Selection::offer(int64_t index_layer, const void* query, const float* weights) {
   if (state_.layout.split_count() == 0) return;
-  const EntriesOutbox at = entries_outbox(state_.layout, state_.config, state_.setup.cache_dtype, state_.rank);
+  const EntriesOutbox at =
+      entries_outbox(state_.layout, state_.config, state_.setup.cache_dtype, state_.rank);
   std::byte* outbox = state_.exchange.outbox().data();
   auto* counts = reinterpret_cast<int32_t*>(outbox + at.counts);
   auto* candidates = reinterpret_cast<kernels::Candidate*>(outbox + at.candidates);
@@ -97,7 +101,8 @@ void Selection::choose(int64_t index_layer, const void* query, const float* weig
     if (!span.split_index()) {
       select(span, first_home, count, index_layer, query, weights);
       for (int64_t i = 0; i < count; ++i) {
-        keep(first_home + i, {found_.data() + i * k, static_cast<size_t>(found_count_[static_cast<size_t>(i)])});
+        keep(first_home + i,
+             {found_.data() + i * k, static_cast<size_t>(found_count_[static_cast<size_t>(i)])});
       }
       return;
     }
@@ -106,14 +111,17 @@ void Selection::choose(int64_t index_layer, const void* query, const float* weig
     for (int64_t i = 0; i < count; ++i) {
       const int64_t row = span.first_split + state_.home()[static_cast<size_t>(first_home + i)].row;
       for (int member = first; member < first + span.index_c; ++member) {
-        const EntriesOutbox at = entries_outbox(state_.layout, state_.config, state_.setup.cache_dtype, member);
+        const EntriesOutbox at =
+            entries_outbox(state_.layout, state_.config, state_.setup.cache_dtype, member);
         const std::byte* inbox = state_.exchange.inbox(member).data();
         const int32_t n = reinterpret_cast<const int32_t*>(inbox + at.counts)[row];
         lists[static_cast<size_t>(member - first)] = {
-            reinterpret_cast<const kernels::Candidate*>(inbox + at.candidates) + row * k, static_cast<size_t>(n)};
+            reinterpret_cast<const kernels::Candidate*>(inbox + at.candidates) + row * k,
+            static_cast<size_t>(n)};
         if (member != state_.rank) {
-          state_.count(span.index, kv::CrossKind::kCandidates,
-                       static_cast<int64_t>(sizeof(int32_t)) + n * static_cast<int64_t>(sizeof(kernels::Candidate)));
+          state_.count(
+              span.index, kv::CrossKind::kCandidates,
+              static_cast<int64_t>(sizeof(int32_t)) + n * static_cast<int64_t>(sizeof(kernels::Candidate)));
         }
       }
       const int64_t n = kernels::merge_candidates(lists, k, chosen.data());

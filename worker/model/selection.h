@@ -1,8 +1,9 @@
-// Which positions each row attends to: the indexer's top-k, kept from a full layer for the shared ones after it.
+// Which positions each row attends to: the indexer's top-k, kept from a full layer for the shared ones after
+// it.
 //
-// A row that sees no more than index_topk keys is dense: it needs no scores. Rows of spans whose index keys are
-// split offer candidates before exchange point kEntries (offer) and choose after it (choose); all others choose
-// at once, after the point.
+// A row that sees no more than index_topk keys is dense: it needs no scores. Rows of spans whose index keys
+// are split offer candidates before exchange point kEntries (offer) and choose after it (choose); all others
+// choose at once, after the point.
 #pragma once
 
 #include "kernels/indexer.h"
@@ -17,15 +18,15 @@ class Selection {
   // Marks every row dense: for layers without an indexer, and at the start of a step.
   void reset();
 
-  // Index queries and head weights of the home rows, computed by the caller: [home][heads][width] in cache dtype,
-  // [home][heads] float32 with the factors Hi^-1/2 · Di^-1/2 in it.
+  // Index queries and head weights of the home rows, computed by the caller: [home][heads][width] in cache
+  // dtype, [home][heads] float32 with the factors Hi^-1/2 · Di^-1/2 in it.
   void offer(int64_t index_layer, const void* query, const float* weights);
   void choose(int64_t index_layer, const void* query, const float* weights);
 
  private:
   // Runs index_select for the scored rows of one span; results in found_.
-  void select(const SpanRoute& span, int64_t first_home, int64_t count, int64_t index_layer, const void* query,
-              const float* weights);
+  void select(const SpanRoute& span, int64_t first_home, int64_t count, int64_t index_layer,
+              const void* query, const float* weights);
   void keep(int64_t home, std::span<const kernels::Candidate> chosen);
   template <typename Body>
   void for_scored_spans(const Body& body);

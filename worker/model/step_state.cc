@@ -17,9 +17,8 @@ StepState::StepState(RunnerSetup given)
 void for_rows(kernels::Parallel& parallel, int64_t rows, int64_t at_once,
               const std::function<void(int64_t begin, int64_t end)>& body) {
   if (rows == 0) return;
-  parallel.run(ceil_div(rows, at_once), [&](int64_t task, int) {
-    body(task * at_once, std::min(rows, (task + 1) * at_once));
-  });
+  parallel.run(ceil_div(rows, at_once),
+               [&](int64_t task, int) { body(task * at_once, std::min(rows, (task + 1) * at_once)); });
 }
 
 const void* Operand::of(kernels::Parallel& parallel, DType dtype, const float* x, int64_t count) {

@@ -1,7 +1,7 @@
 // What the phases of one step share on one rank: the setup, the layout, scratch buffers, and the meter.
 //
-// Scratch grows to the largest step seen and is kept. Everything here belongs to the thread that runs the step;
-// kernels spread rows over threads and write disjoint parts.
+// Scratch grows to the largest step seen and is kept. Everything here belongs to the thread that runs the
+// step; kernels spread rows over threads and write disjoint parts.
 #pragma once
 
 #include <array>
@@ -12,16 +12,17 @@
 
 #include "kernels/gemm.h"
 #include "kv/meter.h"
-#include "worker/comm/routes.h"
 #include "proto/vocab/units.h"
+#include "worker/comm/routes.h"
 #include "worker/step_runner.h"
 
 namespace weft::worker {
 
 // How this rank sees the cache of one span, for one step.
 struct CacheView {
-  // By block: the page's first byte in the pool this rank reads it from (nullptr where it does not read it), and
-  // whether that pool is another rank's. Entries are viewed under the span's grouping, index keys under index_c.
+  // By block: the page's first byte in the pool this rank reads it from (nullptr where it does not read it),
+  // and whether that pool is another rank's. Entries are viewed under the span's grouping, index keys under
+  // index_c.
   std::vector<const std::byte*> entry_page, index_page;
   std::vector<uint8_t> entry_remote, index_remote;
   // Positions read by this rank and their entries' first bytes (layer 0), by canonical shard, ascending.
@@ -44,22 +45,24 @@ struct StepState {
   // Of the step being run.
   StepLayout layout;
   Epoch epoch{};
-  std::vector<CacheView> views;          // by span
+  std::vector<CacheView> views;           // by span
   std::vector<kv::CrossedBytes> crossed;  // by span
-  std::vector<uint32_t> tokens;          // by home row
-  std::vector<float> cosine, sine;       // [home rows][rope / 2]
-  std::vector<float> x;                  // [home rows][hidden]: the residual
-  std::vector<float> normed;             // [all rows][hidden]
+  std::vector<uint32_t> tokens;           // by home row
+  std::vector<float> cosine, sine;        // [home rows][rope / 2]
+  std::vector<float> x;                   // [home rows][hidden]: the residual
+  std::vector<float> normed;              // [all rows][hidden]
 
   // Selection of the last full index layer, by home row: ascending positions; dense rows have count −1.
-  std::vector<int32_t> selected;         // [home rows][index_topk]
+  std::vector<int32_t> selected;  // [home rows][index_topk]
   std::vector<int32_t> selected_count;
 
   const std::vector<HomeRow>& home() const { return layout.home(rank); }
   int64_t home_count() const { return static_cast<int64_t>(home().size()); }
   kv::Range own_heads() const { return kv::owned_heads(rank, rank_count, config.heads); }
   const SpanRoute& span_of(const HomeRow& row) const { return layout.spans()[static_cast<size_t>(row.span)]; }
-  void count(int span, kv::CrossKind kind, int64_t bytes) { crossed[static_cast<size_t>(span)][kind] += bytes; }
+  void count(int span, kv::CrossKind kind, int64_t bytes) {
+    crossed[static_cast<size_t>(span)][kind] += bytes;
+  }
 };
 
 // Runs body(begin, end) over consecutive ranges of rows.

@@ -16,9 +16,10 @@ const NodeSum* find(std::span<const NodeSum> leaves, kv::TreeNode node) {
   return nullptr;
 }
 
-// Where the sum of a node is: an input as it stands, or `scratch` after adding; nullptr if absent. `level` picks
-// the scratch row for the right-hand side, since the left one is being kept in `out`.
-const float* sum_of(kv::TreeNode node, std::span<const NodeSum> leaves, int64_t width, float* out, float* scratch) {
+// Where the sum of a node is: an input as it stands, or `scratch` after adding; nullptr if absent. `level`
+// picks the scratch row for the right-hand side, since the left one is being kept in `out`.
+const float* sum_of(kv::TreeNode node, std::span<const NodeSum> leaves, int64_t width, float* out,
+                    float* scratch) {
   if (const NodeSum* leaf = find(leaves, node)) return leaf->data;
   if (node.count == 1) return nullptr;
   const int half = node.count / 2;
@@ -53,10 +54,11 @@ void add_tree(std::span<const NodeSum> leaves, int64_t width, float* out) {
   if (!add_node({0, kv::kShards}, leaves, width, out)) std::fill(out, out + width, 0.0f);
 }
 
-void sum_segments(kv::Range segments, const SegmentPresence& presence, int64_t rows, int64_t width,
-                  kernels::Parallel& parallel,
-                  const std::function<void(int segment, int64_t row_begin, int64_t row_count, float* out)>& compute,
-                  const std::function<float*(size_t node, int64_t row)>& place) {
+void sum_segments(
+    kv::Range segments, const SegmentPresence& presence, int64_t rows, int64_t width,
+    kernels::Parallel& parallel,
+    const std::function<void(int segment, int64_t row_begin, int64_t row_count, float* out)>& compute,
+    const std::function<float*(size_t node, int64_t row)>& place) {
   constexpr int64_t kRowBatch = 256;
   const std::vector<kv::TreeNode> nodes = kv::tree_nodes(segments);
   static thread_local std::vector<float> buffer;

@@ -1,9 +1,10 @@
 // Row-parallel products and the canonical tree that adds their segments.
 //
-// A contraction that may be cut over ranks (o_proj, down_proj, experts) is computed segment by segment; the V = 8
-// segment results are added by the tree of contiguous halves. Segments that are empty by shape are absent: a tree
-// node with one absent child is its other child. A rank owns consecutive segments and sends the maximal tree nodes
-// inside them; the receiver adds the rest of the same tree. So the sum does not depend on who owned what.
+// A contraction that may be cut over ranks (o_proj, down_proj, experts) is computed segment by segment; the V
+// = 8 segment results are added by the tree of contiguous halves. Segments that are empty by shape are
+// absent: a tree node with one absent child is its other child. A rank owns consecutive segments and sends
+// the maximal tree nodes inside them; the receiver adds the rest of the same tree. So the sum does not depend
+// on who owned what.
 #pragma once
 
 #include <array>
@@ -41,9 +42,10 @@ bool node_present(kv::TreeNode node, const SegmentPresence& presence);
 //   compute(segment, row_begin, row_count, out): writes [row_count][width] floats of one segment
 //   place(node, row): where the sum of that node (index into tree_nodes(segments)) goes, [width]
 // Nodes without a present segment get zeros. Rows go through in batches, so scratch is bounded.
-void sum_segments(kv::Range segments, const SegmentPresence& presence, int64_t rows, int64_t width,
-                  kernels::Parallel& parallel,
-                  const std::function<void(int segment, int64_t row_begin, int64_t row_count, float* out)>& compute,
-                  const std::function<float*(size_t node, int64_t row)>& place);
+void sum_segments(
+    kv::Range segments, const SegmentPresence& presence, int64_t rows, int64_t width,
+    kernels::Parallel& parallel,
+    const std::function<void(int segment, int64_t row_begin, int64_t row_count, float* out)>& compute,
+    const std::function<float*(size_t node, int64_t row)>& place);
 
 }  // namespace weft::worker
