@@ -1,8 +1,10 @@
 // The blocking of the GEMM: plain code around the register tiles of cpu/gemm_tile.h.
 //
-// A task is a range of rows × a range of panels. Inside it k is cut into blocks so that the panels' part of a block
-// (kBlockBytes) stays in L2 while every row tile passes over it; accumulators wait in y between blocks, exactly. Up to
-// one tile of rows needs no such reuse: it streams each panel from end to end, as memory likes best.
+// A task is a range of rows × a range of panels. It goes through its panels a few at a time (a *strip*) and
+// through k in blocks, so that a strip's block stays in L2 while every row tile passes over it; meanwhile the
+// next block is prefetched, so that reading memory and computing overlap. Accumulators wait in y between
+// blocks, exactly. A single tile of rows has no reuse: it streams each strip from end to end, as memory likes
+// best.
 #include "kernels/gemm.h"
 
 #include <algorithm>
@@ -14,8 +16,7 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int64_t kBlockSteps = 512;
-constexpr int64_t kBlockPanels = 16;            // × kBlockSteps × 64 bytes = 512 KiB, half of a usual L2
+constexpr int64_t kBlockSteps = 1024;  // × 4 panels × 64 bytes = 256 KiB, twice of which fits a usual L2
 constexpr int64_t kTaskMacs = int64_t{1} << 18;  // about 2 µs of work: less is not worth handing to a thread
 constexpr int64_t kStepBytes = 64;
 
@@ -32,15 +33,18 @@ class PanelRange {
         width_(output_end_ - p.output_begin) {}
   int64_t panels_per_group() const { return panels_per_group_; }
 
-  void fill(const Gemm& p, int64_t panel, int64_t panel_bytes, int64_t step_begin, int slot, GemmTile& tile) const {
-    const int64_t group = panel / panels_per_group_;
-    const int64_t inside = panel % panels_per_group_;
-    const int64_t stored = (p.group_begin + group) * group_panels_ + first_panel_ + inside;
-    const char* data = static_cast<const char*>(p.weights.data) + stored * panel_bytes + step_begin * kStepBytes;
-    tile.w[slot] = reinterpret_cast<const uint32_t*>(data);
-    tile.y[slot] = p.y + group * width_ + inside * kPanel;
-    tile.columns[slot] =
-        static_cast<int>(std::min(kPanel, output_end_ - (first_panel_ + inside) * kPanel));
+  const uint32_t* weights(const Gemm& p, int64_t panel, int64_t panel_bytes, int64_t step) const {
+    const int64_t stored = (p.group_begin + panel / panels_per_group_) * group_panels_ + first_panel_ +
+                           panel % panels_per_group_;
+    const char* data = static_cast<const char*>(p.weights.data) + stored * panel_bytes + step * kStepBytes;
+    return reinterpret_cast<const uint32_t*>(data);
+  }
+  float* outputs(const Gemm& p, int64_t panel, int64_t row) const {
+    return p.y + row * p.y_stride + panel / panels_per_group_ * width_ + panel % panels_per_group_ * kPanel;
+  }
+  int columns(int64_t panel) const {
+    return static_cast<int>(
+        std::min(kPanel, output_end_ - (first_panel_ + panel % panels_per_group_) * kPanel));
   }
 
  private:
@@ -70,74 +74,106 @@ struct Part {
   int64_t row_begin, row_end, panel_begin, panel_end;
 };
 
-// All panels of a part for one tile of rows. x points at the first row's first step.
-void run_row_tile(const Work& work, const Part& part, GemmTile& tile, int64_t row, int64_t step) {
+// What one pass of row tiles needs to know besides the tile: where it is, and what comes after.
+struct Block {
+  int64_t panel_begin, panel_end;  // the strip
+  int64_t step, steps;
+  // The block after this one; no panels: none.
+  int64_t next_panel = 0, next_panels = 0, next_step = 0, next_steps = 0;
+};
+
+// The share of row tile `index` of `count` in fetching the next block, panel by panel of the strip.
+void share_fetch(const Work& work, const Block& block, int64_t index, int64_t count, int64_t panel,
+                 GemmTile& tile) {
+  const int64_t rounds = std::max<int64_t>(1, block.steps / kFetchEvery);
+  tile.fetch_per_round = std::min(kFetchEvery, ceil_div(ceil_div(block.next_steps, rounds), count));
+  const int64_t begin = index * rounds * tile.fetch_per_round;
+  tile.fetch_steps = std::clamp<int64_t>(block.next_steps - begin, 0, rounds * tile.fetch_per_round);
+  for (int slot = 0; slot < tile.panels; ++slot) {
+    // A narrower last strip: fetching its last panel again is harmless.
+    const int64_t ahead = std::min(panel - block.panel_begin + slot, block.next_panels - 1);
+    tile.fetch[slot] = work.panels.weights(work.p, block.next_panel + ahead, work.panel_bytes,
+                                           work.step_begin + block.next_step + begin);
+  }
+}
+
+// All panels of a strip for one tile of rows.
+void run_row_tile(const Work& work, const Block& block, GemmTile& tile, int64_t row, int64_t index,
+                  int64_t count) {
   const int64_t most = work.kernel.max_panels[tile.rows];
-  for (int64_t panel = part.panel_begin; panel < part.panel_end; panel += tile.panels) {
-    int64_t count = std::min(most, part.panel_end - panel);
-    if (count > 4 && count < kTilePanels) count = 4;
-    tile.panels = static_cast<int>(count);
+  for (int64_t panel = block.panel_begin; panel < block.panel_end; panel += tile.panels) {
+    int64_t panels = std::min(most, block.panel_end - panel);
+    if (panels > 4 && panels < kTilePanels) panels = 4;
+    tile.panels = static_cast<int>(panels);
     for (int slot = 0; slot < tile.panels; ++slot) {
-      work.panels.fill(work.p, panel + slot, work.panel_bytes, work.step_begin + step, slot, tile);
-      tile.y[slot] += row * work.p.y_stride;
+      tile.w[slot] =
+          work.panels.weights(work.p, panel + slot, work.panel_bytes, work.step_begin + block.step);
+      tile.y[slot] = work.panels.outputs(work.p, panel + slot, row);
+      tile.columns[slot] = work.panels.columns(panel + slot);
     }
+    if (block.next_panels > 0) share_fetch(work, block, index, count, panel, tile);
     work.kernel.run(tile);
   }
 }
 
-void run_steps(const Work& work, const Part& part, int64_t step, int64_t steps) {
+// Every row tile over one block. `tail` set: the block is the lone last k of an odd bf16 matrix, which is
+// paired with zero as the packed weights are.
+void run_block(const Work& work, const Part& part, const Block& block, bool tail) {
   const int64_t row_bytes = work.p.x_stride * work.element_bytes;
-  for (int64_t row = part.row_begin, rows = 0; row < part.row_end; row += rows) {
+  const char* x = static_cast<const char*>(work.p.x) + block.step * 4;
+  const int64_t count = ceil_div(part.row_end - part.row_begin, kTileRows);
+  for (int64_t row = part.row_begin, rows = 0, index = 0; row < part.row_end; row += rows, ++index) {
     rows = next_row_tile(part.row_end - row);
     GemmTile tile;
     tile.rows = static_cast<int>(rows);
-    tile.steps = steps;
-    tile.x = reinterpret_cast<const uint32_t*>(static_cast<const char*>(work.p.x) + row * row_bytes + step * 4);
+    tile.steps = block.steps;
+    tile.x = reinterpret_cast<const uint32_t*>(x + row * row_bytes);
     tile.x_stride_bytes = row_bytes;
     tile.y_stride = work.p.y_stride;
-    tile.carry = step > 0;
-    run_row_tile(work, part, tile, row, step);
-  }
-}
-
-// The last k of an odd bf16 matrix, paired with zero as the packed weights are.
-void run_odd_tail(const Work& work, const Part& part) {
-  for (int64_t row = part.row_begin, rows = 0; row < part.row_end; row += rows) {
-    rows = next_row_tile(part.row_end - row);
+    tile.carry = block.step > 0;
     uint32_t last[kTileRows] = {};
-    for (int64_t r = 0; r < rows; ++r) {
-      last[r] = static_cast<const uint16_t*>(work.p.x)[(row + r) * work.p.x_stride + 2 * work.steps];
+    if (tail) {
+      for (int64_t r = 0; r < rows; ++r) std::memcpy(&last[r], x + (row + r) * row_bytes, 2);
+      tile.x = last;
+      tile.x_stride_bytes = 4;
     }
-    GemmTile tile;
-    tile.rows = static_cast<int>(rows);
-    tile.steps = 1;
-    tile.x = last;
-    tile.x_stride_bytes = 4;
-    tile.y_stride = work.p.y_stride;
-    tile.carry = work.steps > 0;
-    run_row_tile(work, part, tile, row, work.steps);
+    run_row_tile(work, block, tile, row, index, count);
   }
 }
 
 void run_part(const Work& work, const Part& part) {
   const int64_t rows = part.row_end - part.row_begin;
-  const int64_t block = rows <= kTileRows ? std::max<int64_t>(work.steps, 1) : kBlockSteps;
-  if (work.steps > 0 || !work.odd_tail) {
-    int64_t step = 0;
+  const bool one_tile = rows <= kTileRows;
+  const int64_t strip = rows <= kTileRows / 2 ? kTilePanels : kTilePanels / 2;
+  const int64_t block_steps = one_tile ? std::max<int64_t>(work.steps, 1) : kBlockSteps;
+  for (int64_t panel = part.panel_begin; panel < part.panel_end; panel += strip) {
+    Block block{
+        .panel_begin = panel, .panel_end = std::min(panel + strip, part.panel_end), .step = 0, .steps = 0};
     do {  // once even without steps: the outputs are then zeros
-      run_steps(work, part, step, std::min(block, work.steps - step));
-      step += block;
-    } while (step < work.steps);
+      block.steps = std::min(block_steps, work.steps - block.step);
+      if (!one_tile) {
+        const int64_t after = block.step + block.steps;
+        const bool same_strip = after < work.steps;
+        block.next_panel = same_strip ? panel : block.panel_end;
+        block.next_panels = std::min(strip, part.panel_end - block.next_panel);
+        block.next_step = same_strip ? after : 0;
+        block.next_steps = std::min(block_steps, work.steps - block.next_step);
+      }
+      run_block(work, part, block, false);
+      block.step += block.steps;
+    } while (block.step < work.steps);
+    if (work.odd_tail)
+      run_block(work, part,
+                {.panel_begin = panel, .panel_end = block.panel_end, .step = work.steps, .steps = 1}, true);
   }
-  if (work.odd_tail) run_odd_tail(work, part);
 }
 
 Work resolve(const Gemm& p) {
   const PackedMatrix& m = p.weights;
   const int64_t k_end = p.k_end < 0 ? m.k : p.k_end;
   const int64_t output_end = p.output_end < 0 ? m.group_outputs : p.output_end;
-  CHECK(p.group_begin >= 0 && p.group_begin <= p.group_end && p.group_end <= m.groups, "groups ", p.group_begin, " … ",
-        p.group_end, " of ", m.groups);
+  CHECK(p.group_begin >= 0 && p.group_begin <= p.group_end && p.group_end <= m.groups, "groups ",
+        p.group_begin, " … ", p.group_end, " of ", m.groups);
   CHECK(p.output_begin % kPanel == 0 && p.output_begin >= 0 && p.output_begin <= output_end &&
             output_end <= m.group_outputs,
         "outputs ", p.output_begin, " … ", output_end, " of ", m.group_outputs);
@@ -152,7 +188,8 @@ Work resolve(const Gemm& p) {
       work.steps = k;
       break;
     case DType::kBF16:
-      CHECK(p.k_begin % 2 == 0 && (k_end % 2 == 0 || k_end == m.k), "k ", p.k_begin, " … ", k_end, " splits a pair");
+      CHECK(p.k_begin % 2 == 0 && (k_end % 2 == 0 || k_end == m.k), "k ", p.k_begin, " … ", k_end,
+            " splits a pair");
       work.kernel = bf16_tile();
       work.element_bytes = 2;
       work.panel_bytes = ceil_div(m.k, 2) * kStepBytes;
@@ -170,13 +207,13 @@ Work resolve(const Gemm& p) {
 void gemm(const Gemm& p, Parallel& parallel) {
   const Work work = resolve(p);
   if (p.rows == 0 || work.panel_count == 0) return;
-  const int64_t macs = p.rows * work.panel_count * kPanel * std::max<int64_t>(1, work.steps * 4 / work.element_bytes);
+  const int64_t macs =
+      p.rows * work.panel_count * kPanel * std::max<int64_t>(1, work.steps * 4 / work.element_bytes);
   // Four tasks a thread even out what else runs on the machine; panels first, because then each is read once.
   const int64_t wanted = parallel.thread_count() == 1
                              ? 1
                              : std::clamp<int64_t>(macs / kTaskMacs, 1, int64_t{4} * parallel.thread_count());
-  const int64_t even = ceil_div(ceil_div(work.panel_count, wanted), 4) * 4;
-  const int64_t panels = std::min(even, kBlockPanels);
+  const int64_t panels = ceil_div(ceil_div(work.panel_count, wanted), kTilePanels) * kTilePanels;
   const int64_t panel_parts = ceil_div(work.panel_count, panels);
   const int64_t row_parts = std::clamp<int64_t>(wanted / panel_parts, 1, ceil_div(p.rows, 4 * kTileRows));
   const int64_t rows = ceil_div(ceil_div(p.rows, row_parts), kTileRows) * kTileRows;

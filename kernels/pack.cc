@@ -1,5 +1,5 @@
-// Packing of weights into panels. Runs once per matrix, at load: plain code; the sixteen outputs of a panel are
-// gathered k by k, so that a panel is written front to back.
+// Packing of weights into panels. Runs once per matrix, at load: plain code; the sixteen outputs of a panel
+// are gathered k by k, so that a panel is written front to back.
 #include <algorithm>
 #include <cstring>
 
@@ -29,7 +29,8 @@ int64_t offset_in_panel(int64_t k, int64_t o) {
 }
 
 template <typename From, typename To>
-void pack_panel(const From* from, const PackSource& source, int64_t outputs, int64_t k, int64_t k_padded, To* panel) {
+void pack_panel(const From* from, const PackSource& source, int64_t outputs, int64_t k, int64_t k_padded,
+                To* panel) {
   if (outputs < kPanel || k < k_padded) std::fill_n(panel, k_padded * kPanel, To{0});
   for (int64_t i = 0; i < k; ++i) {
     for (int64_t o = 0; o < outputs; ++o) {
@@ -60,17 +61,19 @@ void pack(const Shape& shape, const PackSource& source, void* out) {
 }  // namespace
 
 size_t packed_bytes(DType dtype, int64_t groups, int64_t group_outputs, int64_t k) {
-  return static_cast<size_t>(groups * panels_of(group_outputs) * padded_k(dtype, k) * kPanel) * dtype_bytes(dtype);
+  return static_cast<size_t>(groups * panels_of(group_outputs) * padded_k(dtype, k) * kPanel) *
+         dtype_bytes(dtype);
 }
 
-void pack_matrix(DType dtype, int64_t groups, int64_t group_outputs, int64_t k, const PackSource& source, void* out,
-                 int64_t group_begin, int64_t group_end) {
-  CHECK(0 <= group_begin && group_begin <= group_end && group_end <= groups, "groups ", group_begin, " … ", group_end,
-        " of ", groups);
+void pack_matrix(DType dtype, int64_t groups, int64_t group_outputs, int64_t k, const PackSource& source,
+                 void* out, int64_t group_begin, int64_t group_end) {
+  CHECK(0 <= group_begin && group_begin <= group_end && group_end <= groups, "groups ", group_begin, " … ",
+        group_end, " of ", groups);
   CHECK_EQ(reinterpret_cast<uintptr_t>(out) % 64, 0u);
   const Shape shape{dtype, group_outputs, k, group_begin, group_end};
   if (dtype == DType::kF32) {
-    source.dtype == DType::kF32 ? pack<float, float>(shape, source, out) : pack<uint16_t, float>(shape, source, out);
+    source.dtype == DType::kF32 ? pack<float, float>(shape, source, out)
+                                : pack<uint16_t, float>(shape, source, out);
   } else {
     source.dtype == DType::kF32 ? pack<float, uint16_t>(shape, source, out)
                                 : pack<uint16_t, uint16_t>(shape, source, out);

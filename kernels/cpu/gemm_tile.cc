@@ -1,8 +1,8 @@
 // Register tiles for float32, and for bf16 where there is no dot-product instruction.
 //
-// Why 6 rows × 4 panels on AVX-512: 24 accumulators, 4 panel vectors and a broadcast fill 29 of 32 registers and need
-// 10 loads for 24 multiply-adds, well under the two loads a core does beside two multiply-adds. On AVX2 (16 registers,
-// two vectors a panel) 6 × 1: 12 + 2 + 1.
+// Why 6 rows × 4 panels on AVX-512: 24 accumulators, 4 panel vectors and a broadcast fill 29 of 32 registers
+// and need 10 loads for 24 multiply-adds, well under the two loads a core does beside two multiply-adds. On
+// AVX2 (16 registers, two vectors a panel) 6 × 1: 12 + 2 + 1.
 #include "kernels/cpu/gemm_tile.h"
 
 #include <cstring>
@@ -64,20 +64,29 @@ void RunTile(const GemmTile& t) {
   const char* x[R];
   for (int p = 0; p < P; ++p) w[p] = t.w[p];
   for (int r = 0; r < R; ++r) x[r] = reinterpret_cast<const char*>(t.x) + r * t.x_stride_bytes;
-  for (int64_t step = 0; step < t.steps; ++step) {
-    VU panel[P][kV];
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 16
-      for (int v = 0; v < kV; ++v) panel[p][v] = hn::LoadU(du, w[p] + step * 16 + v * lanes);
+  int64_t fetched = 0;
+  for (int64_t step = 0; step < t.steps;) {
+    const int64_t fetch_end =
+        fetched + t.fetch_per_round < t.fetch_steps ? fetched + t.fetch_per_round : t.fetch_steps;
+    for (; fetched < fetch_end; ++fetched) {
+      for (int p = 0; p < P; ++p) __builtin_prefetch(t.fetch[p] + fetched * 16, 0, 2);
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const VU scalar = Broadcast(x[r] + step * 4);
+    const int64_t end = step + kFetchEvery < t.steps ? step + kFetchEvery : t.steps;
+    for (; step < end; ++step) {
+      VU panel[P][kV];
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 16
-        for (int v = 0; v < kV; ++v) sums[r][p][v] = Step::Run(scalar, panel[p][v], sums[r][p][v]);
+        for (int v = 0; v < kV; ++v) panel[p][v] = hn::LoadU(du, w[p] + step * 16 + v * lanes);
+      }
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        const VU scalar = Broadcast(x[r] + step * 4);
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 16
+          for (int v = 0; v < kV; ++v) sums[r][p][v] = Step::Run(scalar, panel[p][v], sums[r][p][v]);
+        }
       }
     }
   }
@@ -102,12 +111,18 @@ void ChoosePanels(const GemmTile& t) {
 template <class Step>
 void ChooseRows(const GemmTile& t) {
   switch (t.rows) {
-    case 1: return ChoosePanels<Step, 1, MaxPanels(1)>(t);
-    case 2: return ChoosePanels<Step, 2, MaxPanels(2)>(t);
-    case 3: return ChoosePanels<Step, 3, MaxPanels(3)>(t);
-    case 4: return ChoosePanels<Step, 4, MaxPanels(4)>(t);
-    case 5: return ChoosePanels<Step, 5, MaxPanels(5)>(t);
-    case 6: return ChoosePanels<Step, 6, MaxPanels(6)>(t);
+    case 1:
+      return ChoosePanels<Step, 1, MaxPanels(1)>(t);
+    case 2:
+      return ChoosePanels<Step, 2, MaxPanels(2)>(t);
+    case 3:
+      return ChoosePanels<Step, 3, MaxPanels(3)>(t);
+    case 4:
+      return ChoosePanels<Step, 4, MaxPanels(4)>(t);
+    case 5:
+      return ChoosePanels<Step, 5, MaxPanels(5)>(t);
+    case 6:
+      return ChoosePanels<Step, 6, MaxPanels(6)>(t);
   }
 }
 

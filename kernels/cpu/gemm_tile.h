@@ -1,7 +1,7 @@
 // The register tile of the GEMM: what the blocking (gemm.cc) asks of an instruction set.
 //
-// A *step* is 4 bytes of x and 64 bytes of a panel: one k of float32, or a pair of k of bf16. All tiles walk their
-// steps upwards, one accumulator per output, so the blocking alone never changes a bit.
+// A *step* is 4 bytes of x and 64 bytes of a panel: one k of float32, or a pair of k of bf16. All tiles walk
+// their steps upwards, one accumulator per output, so the blocking alone never changes a bit.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@ namespace weft::kernels {
 
 inline constexpr int kTileRows = 6;
 inline constexpr int kTilePanels = 8;
+inline constexpr int64_t kFetchEvery = 16;  // steps between two rounds of prefetching
 
 struct GemmTile {
   int rows = 0;    // 1 … kTileRows
@@ -22,6 +23,11 @@ struct GemmTile {
   int columns[kTilePanels] = {};        // outputs of the panel to write, 1 … 16
   int64_t y_stride = 0;                 // elements
   bool carry = false;                   // the accumulators start from y; else from +0
+  // Memory wanted soon, towards L2 while this tile computes: steps [0, fetch_steps) from fetch[panel] on, at
+  // most fetch_per_round of them every kFetchEvery steps.
+  const uint32_t* fetch[kTilePanels] = {};
+  int64_t fetch_steps = 0;
+  int64_t fetch_per_round = 0;
 };
 
 struct TileKernel {

@@ -1,5 +1,5 @@
-// The bf16 tile with VDPBF16PS. Intrinsics only: see kernels/cpu/bf16-inl.h for the instruction's order and for why
-// no other header belongs here. The shape is that of gemm_tile.cc.
+// The bf16 tile with VDPBF16PS. Intrinsics only: see kernels/cpu/bf16-inl.h for the instruction's order and
+// for why no other header belongs here. The shape is that of gemm_tile.cc.
 #include <immintrin.h>
 
 #include "kernels/cpu/gemm_tile.h"
@@ -28,15 +28,24 @@ void run_tile(const GemmTile& t) {
   const char* x[R];
   for (int p = 0; p < P; ++p) w[p] = t.w[p];
   for (int r = 0; r < R; ++r) x[r] = reinterpret_cast<const char*>(t.x) + r * t.x_stride_bytes;
-  for (int64_t step = 0; step < t.steps; ++step) {
-    __m512bh panel[P];
+  int64_t fetched = 0;
+  for (int64_t step = 0; step < t.steps;) {
+    const int64_t fetch_end =
+        fetched + t.fetch_per_round < t.fetch_steps ? fetched + t.fetch_per_round : t.fetch_steps;
+    for (; fetched < fetch_end; ++fetched) {
+      for (int p = 0; p < P; ++p) __builtin_prefetch(t.fetch[p] + fetched * 16, 0, 2);
+    }
+    const int64_t end = step + kFetchEvery < t.steps ? step + kFetchEvery : t.steps;
+    for (; step < end; ++step) {
+      __m512bh panel[P];
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) panel[p] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w[p] + step * 16));
+      for (int p = 0; p < P; ++p) panel[p] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w[p] + step * 16));
 #pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const __m512bh pair = broadcast(x[r] + step * 4);
+      for (int r = 0; r < R; ++r) {
+        const __m512bh pair = broadcast(x[r] + step * 4);
 #pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) sums[r][p] = _mm512_dpbf16_ps(sums[r][p], pair, panel[p]);
+        for (int p = 0; p < P; ++p) sums[r][p] = _mm512_dpbf16_ps(sums[r][p], pair, panel[p]);
+      }
     }
   }
   for (int r = 0; r < R; ++r) {
@@ -56,12 +65,18 @@ void choose_panels(const GemmTile& t) {
 
 void choose_rows(const GemmTile& t) {
   switch (t.rows) {
-    case 1: return choose_panels<1, 8>(t);
-    case 2: return choose_panels<2, 8>(t);
-    case 3: return choose_panels<3, 8>(t);
-    case 4: return choose_panels<4, 4>(t);
-    case 5: return choose_panels<5, 4>(t);
-    case 6: return choose_panels<6, 4>(t);
+    case 1:
+      return choose_panels<1, 8>(t);
+    case 2:
+      return choose_panels<2, 8>(t);
+    case 3:
+      return choose_panels<3, 8>(t);
+    case 4:
+      return choose_panels<4, 4>(t);
+    case 5:
+      return choose_panels<5, 4>(t);
+    case 6:
+      return choose_panels<6, 4>(t);
   }
 }
 

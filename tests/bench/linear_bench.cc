@@ -1,5 +1,5 @@
-// Matrix products beside what the machine can do, in one run: GEMM GFLOP/s next to the plain FMA (bf16: dot) loop,
-// GEMV GB/s next to a stream read. `--quick` runs tiny sizes, to keep the program alive.
+// Matrix products beside what the machine can do, in one run: GEMM GFLOP/s next to the plain FMA (bf16: dot)
+// loop, GEMV GB/s next to a stream read. `--quick` runs tiny sizes, to keep the program alive.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -32,7 +32,8 @@ struct Settings {
   double seconds() const { return quick ? 0.0 : 1.0; }
 };
 
-// Rotates over enough copies of the weights that none is in a cache when its turn comes (cold), or uses one (warm).
+// Rotates over enough copies of the weights that none is in a cache when its turn comes (cold), or uses one
+// (warm).
 struct Product {
   Product(DType dtype, int64_t rows, int64_t outputs, int64_t k, size_t rotate_bytes)
       : dtype(dtype), rows(rows), outputs(outputs), k(k) {
@@ -77,8 +78,8 @@ struct Product {
   std::vector<float> y;
 };
 
-void bench_gemm(const Settings& settings, int threads, int64_t rows, int64_t outputs, int64_t k, double f32_peak,
-                double bf16_peak) {
+void bench_gemm(const Settings& settings, int threads, int64_t rows, int64_t outputs, int64_t k,
+                double f32_peak, double bf16_peak) {
   weft::test::ThreadParallel many(threads);
   kernels::Parallel& parallel = threads == 1 ? kernels::serial() : static_cast<kernels::Parallel&>(many);
   for (DType dtype : {DType::kF32, DType::kBF16}) {
@@ -86,24 +87,28 @@ void bench_gemm(const Settings& settings, int threads, int64_t rows, int64_t out
     const double seconds = product.seconds(parallel, settings.seconds());
     const double gflops = 2e-9 * static_cast<double>(rows * outputs * k) / seconds;
     const double peak = dtype == DType::kF32 ? f32_peak : bf16_peak;
-    std::printf("gemm %-4s %d thread%s %5lld x %5lld x %5lld  %10.1f us %8.1f GFLOP/s  %5.2f of the %s loop  (%g)\n",
-                weft::dtype_name(dtype), threads, threads == 1 ? " " : "s", static_cast<long long>(rows),
-                static_cast<long long>(outputs), static_cast<long long>(k), seconds * 1e6, gflops, gflops / peak,
-                dtype == DType::kF32 ? "FMA" : "dot", product.checksum());
+    std::printf(
+        "gemm %-4s %d thread%s %5lld x %5lld x %5lld  %10.1f us %8.1f GFLOP/s  %5.2f of the %s loop  (%g)\n",
+        weft::dtype_name(dtype), threads, threads == 1 ? " " : "s", static_cast<long long>(rows),
+        static_cast<long long>(outputs), static_cast<long long>(k), seconds * 1e6, gflops, gflops / peak,
+        dtype == DType::kF32 ? "FMA" : "dot", product.checksum());
   }
 }
 
-void bench_gemv(const Settings& settings, int threads, int64_t rows, int64_t outputs, int64_t k, double stream) {
+void bench_gemv(const Settings& settings, int threads, int64_t rows, int64_t outputs, int64_t k,
+                double stream) {
   weft::test::ThreadParallel many(threads);
   kernels::Parallel& parallel = threads == 1 ? kernels::serial() : static_cast<kernels::Parallel&>(many);
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     Product product(dtype, rows, outputs, k, settings.quick ? 0 : size_t{256} << 20);
     const double seconds = product.seconds(parallel, settings.seconds());
     const double gbs = static_cast<double>(kernels::packed_bytes(dtype, 1, outputs, k)) / seconds * 1e-9;
-    std::printf("gemv %-4s %d thread%s %5lld x %5lld x %5lld  %10.1f us %8.1f GB/s     %5.2f of a stream read  (%g)\n",
-                weft::dtype_name(dtype), threads, threads == 1 ? " " : "s", static_cast<long long>(rows),
-                static_cast<long long>(outputs), static_cast<long long>(k), seconds * 1e6, gbs, gbs / stream,
-                product.checksum());
+    std::printf(
+        "gemv %-4s %d thread%s %5lld x %5lld x %5lld  %10.1f us %8.1f GB/s     %5.2f of a stream read  "
+        "(%g)\n",
+        weft::dtype_name(dtype), threads, threads == 1 ? " " : "s", static_cast<long long>(rows),
+        static_cast<long long>(outputs), static_cast<long long>(k), seconds * 1e6, gbs, gbs / stream,
+        product.checksum());
   }
 }
 
@@ -117,10 +122,10 @@ int main(int argc, char** argv) {
   for (int threads : {1, 2}) {
     const double f32_peak = weft::bench::fma_gflops(threads, settings.seconds());
     const double bf16_peak = weft::bench::bf16_dot_gflops(threads, settings.seconds());
-    const double stream =
-        weft::bench::stream_read_gbs(threads, settings.quick ? size_t{4} << 20 : size_t{256} << 20, settings.seconds());
-    std::printf("%d thread%s: FMA loop %.1f GFLOP/s, bf16 dot loop %.1f GFLOP/s, stream read %.1f GB/s\n", threads,
-                threads == 1 ? "" : "s", f32_peak, bf16_peak, stream);
+    const double stream = weft::bench::stream_read_gbs(
+        threads, settings.quick ? size_t{4} << 20 : size_t{256} << 20, settings.seconds());
+    std::printf("%d thread%s: FMA loop %.1f GFLOP/s, bf16 dot loop %.1f GFLOP/s, stream read %.1f GB/s\n",
+                threads, threads == 1 ? "" : "s", f32_peak, bf16_peak, stream);
     if (settings.quick) {
       bench_gemm(settings, threads, 16, 64, 64, f32_peak, bf16_peak);
       bench_gemv(settings, threads, 1, 64, 64, stream);
