@@ -40,6 +40,7 @@ bool all_finite(const float* x, int64_t count);
 
 // 1/(1+2^(−x·log2 e)), by this library's exp2: used by router and tests.
 float sigmoid(float x);
+void sigmoid(const float* x, float* out, int64_t count);  // may be in place
 // 2^x, within 2 ulp; 0 below −126, infinity from 127.5 up, NaN for NaN. One definition, scalar and by lanes
 // the same bits (kernels/cpu/exp2-inl.h).
 float exp2(float x);

@@ -1,4 +1,5 @@
 // noaux_tc expert choice (DeepSeek-V3): sigmoid scores, a bias that only chooses, groups, normalised weights.
+// Single-threaded: callers spread rows.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ struct Router {
 
 // One row. σ = sigmoid(logits); b = σ + bias; a group's score is the sum of its two largest b; the best
 // `top_groups` groups stay (others −inf); the best top_k of b are chosen. All orders: larger first, ties to
-// the lower id. Writes the chosen ids ascending and their weights (unbiased σ, summed in ascending id).
+// the lower id. Writes the chosen ids ascending and their weights (unbiased σ, summed in ascending id;
+// σ / (sum + 1e-20) · scale, in this order). A NaN is chosen only where nothing else is left.
 void route(const Router& p, const float* logits, int32_t* ids, float* weights);
 
 }  // namespace weft::kernels

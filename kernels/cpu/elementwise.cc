@@ -194,6 +194,14 @@ float SigmoidOne(float x) {
   return 1.0f / hn::GetLane(OnePlusExpOfNegative(hn::Set(d, x)));
 }
 
+void SigmoidRow(const float* x, float* out, int64_t count) {
+  const F32 d;
+  ForVectors(count, [&](int64_t i, int64_t left) HWY_ATTR {
+    const VF divisor = OnePlusExpOfNegative(LoadPart(d, x + i, left));
+    StorePart(hn::Div(hn::Set(d, 1.0f), divisor), d, out + i, left);
+  });
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace weft::kernels
 HWY_AFTER_NAMESPACE();
@@ -212,6 +220,7 @@ HWY_EXPORT(AllFinite);
 HWY_EXPORT(Exp2One);
 HWY_EXPORT(Exp2Row);
 HWY_EXPORT(SigmoidOne);
+HWY_EXPORT(SigmoidRow);
 
 void rms_norm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
               float* out, int64_t out_stride) {
@@ -242,6 +251,7 @@ void axpy(float scale, const float* x, float* y, int64_t count) {
 void scale(float* x, float factor, int64_t count) { HWY_DYNAMIC_DISPATCH(Scale)(x, factor, count); }
 bool all_finite(const float* x, int64_t count) { return HWY_DYNAMIC_DISPATCH(AllFinite)(x, count); }
 float sigmoid(float x) { return HWY_DYNAMIC_DISPATCH(SigmoidOne)(x); }
+void sigmoid(const float* x, float* out, int64_t count) { HWY_DYNAMIC_DISPATCH(SigmoidRow)(x, out, count); }
 float exp2(float x) { return HWY_DYNAMIC_DISPATCH(Exp2One)(x); }
 void exp2(const float* x, float* out, int64_t count) { HWY_DYNAMIC_DISPATCH(Exp2Row)(x, out, count); }
 
