@@ -22,6 +22,7 @@ constexpr int64_t kWidthMax = int64_t{1} << 20;
 constexpr int64_t kLayersMax = 1024;
 constexpr int64_t kHeadsMax = 1024;
 constexpr int64_t kExpertsMax = 4096;
+constexpr int64_t kExpertsOfAllLayersMax = int64_t{1} << 17;
 constexpr int64_t kVocabularyMax = int64_t{1} << 24;
 constexpr int64_t kContextMax = int64_t{1} << 30;
 
@@ -116,6 +117,10 @@ void read_experts(FieldReader& f, ModelConfig& c) {
   c.normalise_experts = f.boolean("norm_topk_prob", true);
   c.expert_scale = static_cast<float>(f.number("routed_scaling_factor", 1e-6, 1e6, 1.0));
   if (f.failed()) return;
+  if (c.experts * static_cast<int64_t>(c.layers.size()) > kExpertsOfAllLayersMax) {
+    f.fail("n_routed_experts",
+           "times num_hidden_layers must not exceed " + std::to_string(kExpertsOfAllLayersMax));
+  }
   if (c.experts % c.expert_groups != 0) {
     f.fail("n_group", "must divide n_routed_experts, " + std::to_string(c.experts));
   } else if (c.experts / c.expert_groups < 2) {

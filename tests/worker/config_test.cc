@@ -1,0 +1,407 @@
+// Goal: config.json means what the model's authors mean by it, in both spellings; a bad value is refused by
+// name. Method: the golden folders and the published shape of a large model, expected values written out;
+// then one damaged field at a time; then random damage.
+#include "worker/model/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "proto/vocab/random.h"
+#include "tests/worker/checkpoint_files.h"
+
+namespace weft::worker {
+namespace {
+
+using nlohmann::json;
+using test::TempFolder;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Result<ModelConfig> read(const json& config, const std::string& generation = {}) {
+  const TempFolder folder;
+  test::write_file(folder.file("config.json"), config.dump());
+  if (!generation.empty()) test::write_file(folder.file("generation_config.json"), generation);
+  return read_model_config(folder.path());
+}
+
+json golden(const std::string& name) {
+  return json::parse(test::read_file(test::golden_folder(name) + "/config.json"));
+}
+
+// The published shape of DeepSeek-V3.
+json large() {
+  return json::parse(R"({"model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168,
+    "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128,
+    "num_key_value_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256, "routed_scaling_factor": 2.5,
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+    "topk_method": "noaux_tc", "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8, "moe_layer_freq": 1,
+    "first_k_dense_replace": 3, "norm_topk_prob": true, "scoring_func": "sigmoid", "hidden_act": "silu",
+    "max_position_embeddings": 163840, "rms_norm_eps": 1e-06, "rope_theta": 10000, "torch_dtype": "bfloat16",
+    "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32,
+                     "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "num_nextn_predict_layers": 1, "eos_token_id": 1, "tie_word_embeddings": false, "attention_bias": false})");
+}
+
+void expect_refused(const json& config, const std::string& field,
+                    ErrorCode code = ErrorCode::kBadCheckpoint) {
+  const auto read_config = read(config);
+  ASSERT_FALSE(read_config.has_value()) << field;
+  EXPECT_EQ(read_config.error().field, "config.json: " + field) << read_config.error().text();
+  EXPECT_EQ(read_config.error().code, code) << read_config.error().text();
+  EXPECT_FALSE(read_config.error().message.empty());
+}
+
+std::string indexers(const ModelConfig& config) {
+  std::string out;
+  for (const LayerConfig& layer : config.layers) {
+    out += layer.indexer == Indexer::kNone ? '-' : layer.indexer == Indexer::kFull ? 'F' : 'S';
+  }
+  return out;
+}
+
+std::string feed_forwards(const ModelConfig& config) {
+  std::string out;
+  for (const LayerConfig& layer : config.layers) out += layer.feed_forward == FeedForward::kMoe ? 'm' : 'd';
+  return out;
+}
+
+TEST(Config, LargeModel) {
+  const auto config = read(large());
+  ASSERT_TRUE(config.has_value()) << config.error().text();
+  EXPECT_EQ(config->checkpoint_dtype, DType::kBF16);
+  EXPECT_EQ(config->extra_layers, 1);
+  EXPECT_EQ(config->layers.size(), 61u);
+  EXPECT_EQ(feed_forwards(*config).substr(0, 5), "dddmm");
+  EXPECT_EQ(indexers(*config), std::string(61, '-'));
+  EXPECT_EQ(config->entry_width(), 576);
+  EXPECT_EQ(config->index_layers(), 0);
+  EXPECT_EQ(config->shared_width, 2048);
+  EXPECT_THAT(config->eos_tokens, ElementsAre(1u));
+  EXPECT_NEAR(config->scale, std::pow(192.0, -0.5) * 1.8738542, 1e-7);  // (0.1 ln 40 + 1)² = 1.8738542
+  EXPECT_EQ(config->rope_factor, 1.0);
+  const auto geometry = config->cache_geometry(DType::kBF16, 64);
+  EXPECT_EQ(geometry.token_bytes(), 61 * 576 * 2);
+  EXPECT_EQ(geometry.block_tokens, 64);
+}
+
+// Frequencies that transformers computes (float32) for the same fields.
+TEST(Config, YarnFrequencies) {
+  auto config = read(large());
+  ASSERT_TRUE(config.has_value());
+  ASSERT_EQ(config->inverse_frequency.size(), 32u);
+  const std::pair<size_t, double> expected[] = {{0, 1.0},
+                                                {1, 0.749894202},
+                                                {10, 0.0562341288},
+                                                {11, 0.0390069261},
+                                                {15, 0.0083345091},
+                                                {16, 0.00550000044},
+                                                {19, 0.00137051346},
+                                                {22, 0.00017782794},
+                                                {23, 3.3338034e-05},
+                                                {31, 3.33380353e-06}};
+  for (const auto& [j, frequency] : expected) {
+    EXPECT_NEAR(config->inverse_frequency[j], frequency, 1e-6 * frequency) << j;
+  }
+  json other = large();
+  other["rope_scaling"]["truncate"] = false;
+  other["rope_scaling"]["beta_fast"] = 16;
+  other["rope_scaling"]["beta_slow"] = 2;
+  config = read(other);
+  ASSERT_TRUE(config.has_value());
+  EXPECT_NEAR(config->inverse_frequency[13], 0.0233312435, 1e-8);
+  EXPECT_NEAR(config->inverse_frequency[20], 0.000123952457, 1e-9);
+}
+
+TEST(Config, YarnMagnitudes) {
+  json config = large();
+  json& rope = config["rope_scaling"];
+  rope["mscale"] = 0.707;
+  EXPECT_NEAR(read(config)->rope_factor, 0.9210423553163399, 1e-12);
+  rope.erase("mscale");
+  rope.erase("mscale_all_dim");
+  EXPECT_NEAR(read(config)->rope_factor, 1.3688879454113936, 1e-12);
+  EXPECT_NEAR(read(config)->scale, std::pow(192.0, -0.5), 1e-8);
+  rope["attention_factor"] = 0.5;
+  EXPECT_EQ(read(config)->rope_factor, 0.5);
+  // Without a factor the ratio of the two context lengths takes its place; here they agree.
+  rope.erase("factor");
+  rope["mscale_all_dim"] = 1.0;
+  EXPECT_EQ(read(config)->inverse_frequency, read(large())->inverse_frequency);
+}
+
+TEST(Config, BothRopeSpellings) {
+  json newer = large();
+  newer["rope_parameters"] = newer["rope_scaling"];
+  newer.erase("rope_scaling");
+  newer["rope_parameters"]["rope_theta"] = newer["rope_theta"];
+  newer.erase("rope_theta");
+  newer["rope_parameters"]["rope_type"] = "yarn";
+  newer["rope_parameters"].erase("type");
+  newer["dtype"] = newer["torch_dtype"];
+  newer.erase("torch_dtype");
+  const auto a = read(large());
+  const auto b = read(newer);
+  ASSERT_TRUE(b.has_value()) << b.error().text();
+  EXPECT_EQ(a->inverse_frequency, b->inverse_frequency);
+  EXPECT_EQ(a->scale, b->scale);
+  EXPECT_EQ(b->checkpoint_dtype, DType::kBF16);
+}
+
+TEST(Config, PlainAndLinearRope) {
+  json config = large();
+  config["rope_scaling"] = nullptr;
+  auto read_config = read(config);
+  ASSERT_TRUE(read_config.has_value());
+  for (size_t j = 0; j < 32; ++j) {
+    EXPECT_NEAR(read_config->inverse_frequency[j], std::pow(10000.0, -static_cast<double>(j) / 32), 1e-12);
+  }
+  config["rope_scaling"] = {{"type", "linear"}, {"factor", 4}};
+  EXPECT_NEAR(read(config)->inverse_frequency[0], 0.25, 1e-12);
+}
+
+TEST(Config, GoldenFolders) {
+  auto config = read_model_config(test::golden_folder("deepseek_v3"));
+  ASSERT_TRUE(config.has_value()) << config.error().text();
+  EXPECT_EQ(feed_forwards(*config), "dmm");
+  EXPECT_EQ(config->expert_groups, 4);
+  EXPECT_EQ(config->top_expert_groups, 2);
+  EXPECT_EQ(config->rope_layout, kernels::RopeLayout::kInterleaved);
+
+  config = read_model_config(test::golden_folder("deepseek_v3_plain"));
+  ASSERT_TRUE(config.has_value()) << config.error().text();
+  EXPECT_EQ(config->q_lora_rank, 0);
+  EXPECT_EQ(config->rope_layout, kernels::RopeLayout::kHalfSplit);
+  EXPECT_FALSE(config->normalise_experts);
+  EXPECT_EQ(config->expert_scale, 1.25f);
+
+  config = read_model_config(test::golden_folder("deepseek_v32"));
+  ASSERT_TRUE(config.has_value()) << config.error().text();
+  EXPECT_EQ(indexers(*config), "FFF");
+  EXPECT_EQ(config->index_rope_layout, kernels::RopeLayout::kHalfSplit);
+  EXPECT_TRUE(config->tied_embeddings);
+  EXPECT_EQ(config->shared_width, 80);
+  EXPECT_NEAR(config->rope_factor, (0.08 * std::log(4.0) + 1) / (0.1 * std::log(4.0) + 1), 1e-12);
+
+  config = read_model_config(test::golden_folder("glm_moe_dsa"));
+  ASSERT_TRUE(config.has_value()) << config.error().text();
+  EXPECT_EQ(indexers(*config), "FFSSFS");
+  EXPECT_EQ(config->index_layers(), 3);
+  EXPECT_EQ(config->index_rope_layout, kernels::RopeLayout::kInterleaved);
+  EXPECT_EQ(config->rms_eps, 1e-5f);
+  EXPECT_EQ(config->latent_eps, 1e-6f);
+  const auto geometry = config->cache_geometry(DType::kF32, 8);
+  EXPECT_EQ(geometry.stream(kv::Stream::kEntries).token_bytes(), 6 * 40 * 4);
+  EXPECT_EQ(geometry.stream(kv::Stream::kIndexKeys).token_bytes(), 3 * 16 * 4);
+}
+
+TEST(Config, SharedSelections) {
+  json config = golden("glm_moe_dsa");
+  config.erase("indexer_types");
+  EXPECT_EQ(indexers(*read(config)), "FFFFFF");
+  config["num_hidden_layers"] = 12;
+  config["index_topk_freq"] = 4;
+  config["index_skip_topk_offset"] = 3;
+  EXPECT_EQ(indexers(*read(config)), "FFFSSSFSSSFS");
+  config["num_hidden_layers"] = 7;
+  config["index_topk_freq"] = 3;
+  config.erase("index_skip_topk_offset");
+  EXPECT_EQ(indexers(*read(config)), "FFSSFSS");
+  config["index_topk_pattern"] = "FSFSFSS";  // beats the schedule
+  EXPECT_EQ(indexers(*read(config)), "FSFSFSS");
+  config["num_nextn_predict_layers"] = 1;  // an entry for the draft layer
+  config["index_topk_pattern"] = "FSFSFSSF";
+  EXPECT_EQ(indexers(*read(config)), "FSFSFSS");
+  config["index_topk_pattern"] = "FSFSFSSFF";
+  expect_refused(config, "index_topk_pattern");
+  config["index_topk_pattern"] = "SSFSFSS";
+  expect_refused(config, "index_topk_pattern");
+  config["index_topk_pattern"] = "FXFSFSS";
+  expect_refused(config, "index_topk_pattern");
+}
+
+TEST(Config, LayerKinds) {
+  json config = large();
+  config["num_hidden_layers"] = 8;
+  config["moe_layer_freq"] = 2;
+  EXPECT_EQ(feed_forwards(*read(config)), "ddddmdmd");
+  config["mlp_layer_types"] = {"sparse", "dense", "dense", "dense", "sparse", "sparse", "sparse", "dense"};
+  EXPECT_EQ(feed_forwards(*read(config)), "mdddmmmd");
+  config["mlp_layer_types"][1] = "medium";
+  expect_refused(config, "mlp_layer_types");
+  config["mlp_layer_types"] = {"sparse"};
+  expect_refused(config, "mlp_layer_types");
+  config = large();
+  config["first_k_dense_replace"] = 100;  // no experts at all: their fields may be missing
+  config.erase("n_routed_experts");
+  EXPECT_EQ(feed_forwards(*read(config)), std::string(61, 'd'));
+}
+
+TEST(Config, EosTokens) {
+  json config = large();
+  config["eos_token_id"] = {1, 128};
+  EXPECT_THAT(read(config)->eos_tokens, ElementsAre(1u, 128u));
+  EXPECT_THAT(read(config, R"({"eos_token_id": [5, 6]})")->eos_tokens, ElementsAre(5u, 6u));
+  EXPECT_THAT(read(config, R"({"temperature": 1})")->eos_tokens, ElementsAre(1u, 128u));
+  const auto bad = read(config, R"({"eos_token_id": 129280})");
+  ASSERT_FALSE(bad.has_value());
+  EXPECT_EQ(bad.error().field, "generation_config.json: eos_token_id");
+  EXPECT_FALSE(read(config, "nonsense").has_value());
+  config.erase("eos_token_id");
+  EXPECT_TRUE(read(config)->eos_tokens.empty());
+}
+
+TEST(Config, MissingFieldsAreNamed) {
+  for (const char* field :
+       {"model_type", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size",
+        "num_hidden_layers", "num_attention_heads", "n_routed_experts", "kv_lora_rank", "qk_rope_head_dim",
+        "v_head_dim", "qk_nope_head_dim", "num_experts_per_tok", "first_k_dense_replace",
+        "max_position_embeddings", "rms_norm_eps", "rope_theta"}) {
+    json config = large();
+    config.erase(field);
+    expect_refused(config, field);
+    config[field] = nullptr;
+    expect_refused(config, field);
+  }
+  for (const char* field : {"index_n_heads", "index_head_dim", "index_topk", "q_lora_rank"}) {
+    json config = golden("glm_moe_dsa");
+    config.erase(field);
+    expect_refused(config, field);
+  }
+}
+
+TEST(Config, BadValuesAreNamed) {
+  const auto with = [](const char* field, const json& value) {
+    json config = large();
+    config[field] = value;
+    return config;
+  };
+  for (const char* field :
+       {"hidden_size", "num_hidden_layers", "kv_lora_rank", "vocab_size", "n_routed_experts"}) {
+    for (const json& value : {json(0), json(-1), json(1.5), json("64"), json(true), json(json::array({1})),
+                              json(uint64_t{1} << 63), json(int64_t{1} << 40)}) {
+      expect_refused(with(field, value), field);
+    }
+  }
+  expect_refused(with("qk_rope_head_dim", 63), "qk_rope_head_dim");
+  expect_refused(with("num_key_value_heads", 8), "num_key_value_heads");
+  expect_refused(with("n_routed_experts", 4096), "n_routed_experts");  // in 61 layers
+  expect_refused(with("n_group", 7), "n_group");
+  expect_refused(with("n_group", 256), "n_group");
+  expect_refused(with("topk_group", 9), "topk_group");
+  expect_refused(with("num_experts_per_tok", 129), "num_experts_per_tok");
+  expect_refused(with("rms_norm_eps", 0), "rms_norm_eps");
+  expect_refused(with("rms_norm_eps", "small"), "rms_norm_eps");
+  expect_refused(with("rope_theta", 1), "rope_theta");
+  expect_refused(with("norm_topk_prob", 1), "norm_topk_prob");
+  expect_refused(with("eos_token_id", {1, "x"}), "eos_token_id");
+  expect_refused(with("eos_token_id", 129280), "eos_token_id");
+  expect_refused(with("rope_scaling", 4), "rope_scaling");
+  expect_refused(with("num_nextn_predict_layers", -1), "num_nextn_predict_layers");
+  expect_refused(with("routed_scaling_factor", -2), "routed_scaling_factor");
+
+  json config = large();
+  config["rope_scaling"]["factor"] = 0.5;
+  expect_refused(config, "rope_scaling.factor");
+  config = large();
+  config["rope_scaling"]["beta_slow"] = 64;
+  expect_refused(config, "rope_scaling.beta_fast");
+  config = golden("glm_moe_dsa");
+  config["index_head_dim"] = 4;
+  expect_refused(config, "index_head_dim");
+  config = golden("glm_moe_dsa");
+  config["indexer_types"][2] = "half";
+  expect_refused(config, "indexer_types");
+  config = golden("glm_moe_dsa");
+  config["indexer_types"] = {"full"};
+  expect_refused(config, "indexer_types");
+}
+
+TEST(Config, WhatIsNotServed) {
+  const std::pair<const char*, json> cases[] = {
+      {"model_type", "llama"},    {"attention_bias", true},
+      {"hidden_act", "gelu"},     {"scoring_func", "softmax"},
+      {"topk_method", "greedy"},  {"quantization_config", {{"quant_method", "fp8"}}},
+      {"torch_dtype", "float64"},
+  };
+  for (const auto& [field, value] : cases) {
+    json config = large();
+    config[field] = value;
+    expect_refused(config, field, ErrorCode::kUnsupported);
+  }
+  json config = large();
+  config["rope_scaling"]["type"] = "longrope";
+  expect_refused(config, "rope_scaling.type", ErrorCode::kUnsupported);
+}
+
+TEST(Config, FilesThatAreNoObject) {
+  const TempFolder folder;
+  EXPECT_EQ(read_model_config(folder.path()).error().code, ErrorCode::kNotFound);
+  const auto refused = [&](const std::string& text, const std::string& why) {
+    test::write_file(folder.file("config.json"), text);
+    const auto config = read_model_config(folder.path());
+    ASSERT_FALSE(config.has_value());
+    EXPECT_EQ(config.error().code, ErrorCode::kBadCheckpoint);
+    EXPECT_EQ(config.error().field, "config.json");
+    EXPECT_THAT(config.error().message, HasSubstr(why));
+  };
+  refused("", "not JSON");
+  refused("[1]", "not a JSON object");
+  refused("{\"a\":1,", "not JSON");
+  refused(std::string(1'000'000, '['), "nested deeper");
+  refused("{\"a\":1,\"b\":{\"c\":2,\"c\":3}}", "'c' appears twice");
+  refused(std::string(4 << 20, ' ') + "{}", "larger than");
+}
+
+// One field at a time becomes something else: an error or a configuration, never a crash.
+TEST(Config, RandomDamageNeverCrashes) {
+  constexpr uint64_t kSeed = 7;
+  const json strange[] = {nullptr,
+                          true,
+                          0,
+                          -1,
+                          1,
+                          2,
+                          3,
+                          65,
+                          1e300,
+                          -0.5,
+                          1 << 30,
+                          "",
+                          "full",
+                          "F",
+                          "S",
+                          "yarn",
+                          json::array(),
+                          json::object(),
+                          json::array({"full"}),
+                          json::array({0})};
+  int accepted = 0;
+  for (uint64_t round = 0; round < 800; ++round) {
+    SplitMix64 random(kSeed + round);
+    json config = golden(random.below(2) == 0 ? "glm_moe_dsa" : "deepseek_v32");
+    json& object = random.below(4) == 0 ? config["rope_parameters"] : config;
+    const uint64_t changes = 1 + random.below(2);
+    for (uint64_t i = 0; i < changes; ++i) {
+      auto at = object.begin();
+      std::advance(at, static_cast<int64_t>(random.below(object.size())));
+      *at = strange[random.below(std::size(strange))];
+    }
+    const auto config_read = read(config);
+    if (!config_read.has_value()) {
+      EXPECT_FALSE(config_read.error().field.empty()) << "seed " << kSeed << " round " << round;
+      continue;
+    }
+    ++accepted;
+    for (const double frequency : config_read->inverse_frequency) {
+      EXPECT_TRUE(std::isfinite(frequency)) << "seed " << kSeed << " round " << round << " " << config.dump();
+    }
+    EXPECT_TRUE(std::isfinite(config_read->scale) && config_read->scale > 0);
+  }
+  EXPECT_GT(accepted, 80);
+}
+
+}  // namespace
+}  // namespace weft::worker
