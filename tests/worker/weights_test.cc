@@ -22,6 +22,7 @@ namespace weft::worker {
 namespace {
 
 using test::golden_folder;
+using test::RawTensor;
 using test::RawTensors;
 using test::TempFolder;
 using test::values_of;
@@ -217,12 +218,12 @@ void compare_all(const ModelWeights& w, const RawTensors& tensors, const ModelCo
   }
 }
 
-// experts.gate_up_proj [E, 2I, d] and experts.down_proj [E, d, I] as one tensor per matrix.
+// mlp.experts.gate_up_proj [E, 2I, d] and mlp.experts.down_proj [E, d, I] as one tensor per matrix.
 RawTensors split_experts(const RawTensors& fused) {
   RawTensors out;
   for (const auto& [name, tensor] : fused) {
-    const size_t at = name.find("experts.gate_up_proj");
-    const size_t down_at = name.find("experts.down_proj");
+    const size_t at = name.find("mlp.experts.gate_up_proj");
+    const size_t down_at = name.find("mlp.experts.down_proj");
     if (at == std::string::npos && down_at == std::string::npos) {
       out[name] = tensor;
       continue;
@@ -232,11 +233,11 @@ RawTensors split_experts(const RawTensors& fused) {
     for (size_t e = 0; e < experts; ++e) {
       const std::string one = tensor.bytes.substr(e * bytes, bytes);
       if (at == std::string::npos) {
-        out[name.substr(0, down_at) + "experts." + std::to_string(e) + ".down_proj.weight"] = {
+        out[name.substr(0, down_at) + "mlp.experts." + std::to_string(e) + ".down_proj.weight"] = {
             tensor.type, {tensor.shape[1], tensor.shape[2]}, one};
         continue;
       }
-      const std::string base = name.substr(0, at) + "experts." + std::to_string(e);
+      const std::string base = name.substr(0, at) + "mlp.experts." + std::to_string(e);
       const std::vector<int64_t> shape{tensor.shape[1] / 2, tensor.shape[2]};
       out[base + ".gate_proj.weight"] = {tensor.type, shape, one.substr(0, bytes / 2)};
       out[base + ".up_proj.weight"] = {tensor.type, shape, one.substr(bytes / 2)};
