@@ -31,16 +31,16 @@ struct GroupingWish {
 // (room, model context).
 struct RequestArrived {
   RequestId request{};
-  std::vector<uint32_t> prompt;          // at least one token
-  kv::BlockHash root;                    // namespace of its blocks
-  std::vector<kv::BlockHash> hashes;     // of the prompt's full blocks, in order (kv/block_hash.h)
+  std::vector<uint32_t> prompt;       // at least one token
+  kv::BlockHash root;                 // namespace of its blocks
+  std::vector<kv::BlockHash> hashes;  // of the prompt's full blocks, in order (kv/block_hash.h)
   SamplingParams sampling;
   int64_t max_tokens = 16;
-  std::vector<uint32_t> stop_tokens;     // empty with ignore_eos
+  std::vector<uint32_t> stop_tokens;  // empty with ignore_eos
   GroupingWish grouping;
   bool use_prefix_cache = true;
-  bool digest = false;                   // digests need every row computed: no prefix hit is *used* for
-                                         // rows whose digest is wanted only if use_prefix_cache is false
+  bool digest = false;  // digests need every row computed: no prefix hit is *used* for
+                        // rows whose digest is wanted only if use_prefix_cache is false
 };
 
 struct CancelRequested {

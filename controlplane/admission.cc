@@ -1,0 +1,142 @@
+#include "controlplane/admission.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "proto/vocab/check.h"
+
+namespace weft::controlplane {
+namespace {
+
+const char* stream_name(kv::Stream stream) {
+  return stream == kv::Stream::kEntries ? "entries" : "index keys";
+}
+
+struct Choice {
+  Placement placement;
+  int origin = 0;
+  PageCounts need;
+  int64_t slack =
+      std::numeric_limits<int64_t>::min();  // pages left in the tightest pool it uses; < 0: no room
+};
+
+int64_t slack_of(const PageCounts& room, const PageCounts& need, int rank_count) {
+  int64_t slack = std::numeric_limits<int64_t>::max();
+  for_each_pool(rank_count, [&](kv::Stream stream, int rank) {
+    // A pool it takes nothing from can still be short: the hits may lie there on pages that others counted
+    // on.
+    const int64_t left = room.at(stream, rank) - need.at(stream, rank);
+    if (need.at(stream, rank) > 0 || left < 0) slack = std::min(slack, left);
+  });
+  return slack;
+}
+
+// The placement (rank of a dp wish) and origin that leave the tightest pool the most room. `hits` fix the
+// origin and need pages only where they are not resident.
+Choice choose(const Limits& limits, const GroupingWish& wish, const Memory* memory,
+              const std::vector<BlockId>& hits, int64_t block_count, const PageCounts& room, int turn) {
+  Choice best;
+  const auto hit_count = static_cast<int64_t>(hits.size());
+  for (const int dp_rank : placement_choices(limits, wish.decode)) {
+    const Placement placement = placement_of(limits, wish.decode, wish.index, dp_rank);
+    PageCounts widening;
+    for (const BlockId id : hits) {
+      for (const kv::Stream stream : kAllStreams) {
+        for_each_rank(memory->missing(memory->block(id), stream, placement.residency),
+                      [&](int rank) { ++widening.at(stream, rank); });
+      }
+    }
+    const BlockNeeds needs(limits, placement.residency, hit_count, block_count);
+    for (int i = 0; i < limits.rank_count; ++i) {
+      const int origin = hits.empty() ? (turn + i) % limits.rank_count : memory->block(hits[0]).origin;
+      Choice choice{placement, origin, needs.pages(origin), 0};
+      choice.need += widening;
+      choice.slack = slack_of(room, choice.need, limits.rank_count);
+      if (choice.slack > best.slack) best = choice;
+      if (!hits.empty()) break;
+    }
+  }
+  return best;
+}
+
+Error too_large(const Limits& limits, const Choice& choice, const PageCounts& pools, int64_t prompt,
+                int64_t max_tokens, const char* field) {
+  std::string text =
+      "prompt and answer of " + std::to_string(prompt) + " + " + std::to_string(max_tokens) + " tokens ";
+  for (const kv::Stream stream : kAllStreams) {
+    for (int rank = 0; rank < limits.rank_count; ++rank) {
+      if (choice.need.at(stream, rank) <= pools.at(stream, rank)) continue;
+      return error(ErrorCode::kTooLarge,
+                   text + "need " + std::to_string(choice.need.at(stream, rank)) + " pages of " +
+                       stream_name(stream) + " on rank " + std::to_string(rank) + " under " +
+                       placement_name(limits, choice.placement) + "; its pool has " +
+                       std::to_string(pools.at(stream, rank)),
+                   field);
+    }
+  }
+  return error(ErrorCode::kTooLarge, text + "do not fit the pools", field);
+}
+
+}  // namespace
+
+Result<void> check_fits_alone(const Limits& limits, int64_t prompt, int64_t max_tokens,
+                              const GroupingWish& wish) {
+  TRY_VOID(kv::validate_decode(wish.decode, limits.rank_count));
+  // Subtracted, not added: max_tokens may be absurd.
+  if (prompt >= limits.max_context || max_tokens > limits.max_context - prompt) {
+    return error(ErrorCode::kTooLarge,
+                 "prompt of " + std::to_string(prompt) + " tokens and max_tokens " +
+                     std::to_string(max_tokens) + " exceed the context of " +
+                     std::to_string(limits.max_context) + " tokens",
+                 prompt >= limits.max_context ? "prompt" : "max_tokens");
+  }
+  PageCounts pools;
+  for_each_pool(limits.rank_count,
+                [&](kv::Stream stream, int rank) { pools.at(stream, rank) = limits.pages(stream, rank); });
+  const auto best_for = [&](int64_t rows) {
+    return choose(limits, wish, nullptr, {}, ceil_div(rows, limits.geometry.block_tokens), pools, 0);
+  };
+  const Choice whole = best_for(prompt + max_tokens - 1);
+  if (whole.slack >= 0) return {};
+  return too_large(limits, whole, pools, prompt, max_tokens,
+                   best_for(prompt).slack < 0 ? "prompt" : "max_tokens");
+}
+
+bool try_admit(Sequence& sequence, Memory& memory, bool use_hits, int turn) {
+  const Limits& limits = memory.limits();
+  std::vector<BlockId> hits;
+  if (use_hits && sequence.use_prefix_cache) hits = memory.cache().find(sequence.hashes);
+
+  // Room once the hits are in use: their pages can no longer be evicted.
+  PageCounts room;
+  for_each_pool(limits.rank_count,
+                [&](kv::Stream stream, int rank) { room.at(stream, rank) = memory.room(stream, rank); });
+  for (const BlockId id : hits) {
+    const Block& block = memory.block(id);
+    if (block.references > 0) continue;
+    for (const kv::Stream stream : kAllStreams) {
+      for_each_rank(block.holders(stream), [&](int rank) { --room.at(stream, rank); });
+    }
+  }
+  const int64_t block_count = ceil_div(sequence.row_count(), limits.geometry.block_tokens);
+  const Choice choice = choose(limits, sequence.wish, &memory, hits, block_count, room, turn);
+  if (choice.slack < 0) return false;
+
+  for (const BlockId id : hits) memory.reference(id);
+  memory.reserve(choice.need);
+  sequence.reserved = choice.need;
+  sequence.placement = choice.placement;
+  sequence.origin = choice.origin;
+  sequence.hit_blocks = sequence.registered_blocks = static_cast<int64_t>(hits.size());
+  sequence.blocks = std::move(hits);
+  sequence.cached = sequence.hit_blocks * limits.geometry.block_tokens;
+  // Something must produce the first token: on a full hit the last row runs again.
+  sequence.repeat_last_row = sequence.cached == sequence.prompt;
+  if (sequence.repeat_last_row) --sequence.cached;
+  sequence.computed = sequence.scheduled = sequence.cached;
+  sequence.running = true;
+  return true;
+}
+
+}  // namespace weft::controlplane

@@ -1,0 +1,101 @@
+// The control plane: decides who runs, where the bytes lie and what the next step is.
+//
+// A pure function of its events: equal limits, events and times give equal notices and plans. No clock,
+// thread, socket or file. Not thread-safe: one loop owns it.
+//
+// The shell feeds events as they come and asks for plans as long as it gets some; it must publish every plan
+// it is given, in order, and apply its table writes first. At most two plans are in flight (one while
+// suspects are retried). Effects of a step (tokens, shareable blocks, finished requests) appear when all
+// ranks have acknowledged it and all steps before it.
+//
+// The stop token of a request is given out as its last token.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "controlplane/event.h"
+#include "controlplane/in_flight.h"
+#include "controlplane/limits.h"
+#include "controlplane/memory.h"
+#include "controlplane/plan.h"
+#include "controlplane/plan_builder.h"
+#include "controlplane/regroup.h"
+#include "controlplane/sequence.h"
+#include "controlplane/snapshot.h"
+#include "controlplane/table_pool.h"
+
+namespace weft::controlplane {
+
+struct Decision {
+  std::vector<Notice> notices;
+  std::optional<Plan> plan;
+};
+
+class ControlPlane {
+ public:
+  explicit ControlPlane(const Limits& limits);  // validate(limits) holds
+  ControlPlane(const ControlPlane&) = delete;
+  ControlPlane& operator=(const ControlPlane&) = delete;
+
+  std::vector<Notice> handle(Time now, std::span<const Event> events);
+  // Nothing when two plans are in flight, or there is nothing to run before an acknowledgement comes.
+  std::optional<Plan> next_plan(Time now);
+  Decision step(Time now, std::span<const Event> events);
+
+  // ---- queries
+  const Limits& limits() const { return limits_; }
+  PoolCounts pool(kv::Stream stream, int rank) const { return memory_.pool(stream, rank); }
+  int64_t running_count() const { return static_cast<int64_t>(running_.size()); }
+  int64_t waiting_count() const { return static_cast<int64_t>(waiting_.size()); }
+  int64_t plans_in_flight() const { return static_cast<int64_t>(in_flight_.size()); }
+  std::vector<RequestId> requests() const;  // ascending; finished ones are gone
+  std::optional<RequestSnapshot> request(RequestId id) const;
+  std::vector<BlockHolders> block_holders(RequestId id) const;  // of blocks under its rows
+  // What a regroup to this wish would take and move now; running requests only.
+  Result<RegroupPrice> price(RequestId id, const GroupingWish& wish) const;
+  Counters counters() const;
+  // CHECKs all that should always hold. Costly.
+  void check_invariants() const;
+
+ private:
+  using Notices = std::vector<Notice>;
+  void on(Time now, const RequestArrived& event, Notices& notices);
+  void on(Time now, const CancelRequested& event, Notices& notices);
+  void on(Time now, const PauseChanged& event, Notices& notices);
+  void on(Time now, const StepAcknowledged& event, Notices& notices);
+  void on(Time now, const PlansAbandoned& event, Notices& notices);
+  void on(Time now, const RegroupRequested& event, Notices& notices);
+
+  Sequence* find(RequestId id);
+  const Sequence* find(RequestId id) const { return const_cast<ControlPlane*>(this)->find(id); }
+  void admit_waiting(Time now);
+  void fill(PlanBuilder& builder);
+  bool any_runnable() const;
+
+  void complete(const PlanRecord& record, Notices& notices);
+  void complete_span(Sequence& sequence, const SpanRecord& span, const PlanRecord& record, Notices& notices);
+  void register_blocks(Sequence& sequence);
+  void undo(const PlanRecord& record);
+  void roll_back(Sequence& sequence, const std::vector<PlanRecord>& abandoned);
+  void finish(Sequence& sequence, FinishReason reason, Error failure, Notices& notices);
+  RegroupedNotice regroup(Sequence& sequence, const RegroupRequested& event);
+
+  const Limits limits_;
+  Memory memory_;
+  TablePool tables_;
+  std::map<RequestId, std::unique_ptr<Sequence>> sequences_;
+  std::deque<Sequence*> waiting_;    // in order of arrival
+  std::vector<Sequence*> running_;   // in order of admission, which is that of arrival
+  std::vector<RequestId> suspects_;  // in order of arrival; retried one at a time
+  std::deque<PlanRecord> in_flight_;
+  uint64_t arrivals_ = 0;
+  int turn_ = 0;
+  Counters counters_;
+};
+
+}  // namespace weft::controlplane

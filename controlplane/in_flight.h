@@ -1,0 +1,40 @@
+// What the control plane remembers of a plan until all ranks have acknowledged it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "controlplane/block_store.h"
+#include "controlplane/event.h"
+
+namespace weft::controlplane {
+
+struct SpanRecord {
+  RequestId request{};
+  int64_t start = 0;
+  int64_t rows = 0;
+  bool prefill = false;
+  bool sample = false;
+  uint32_t sample_index = 0;
+};
+
+// A plan made a page valid (by a copy) or left it behind. Undone, newest first, when the plan is abandoned.
+struct ValidChange {
+  BlockId block{};
+  uint64_t serial = 0;
+  kv::Stream stream{};
+  int rank = 0;
+  PageId page{};
+  bool made_valid = false;
+};
+
+struct PlanRecord {
+  StepId step{};
+  RankMask acknowledged = 0;
+  std::vector<SpanRecord> spans;
+  std::vector<ValidChange> changes;
+  std::vector<Sample> samples;
+  bool alone = false;  // one suspect sequence by itself
+};
+
+}  // namespace weft::controlplane

@@ -1,0 +1,43 @@
+// Everything the control plane is sized from, fixed at start.
+//
+// validate() names the field and the relation that does not hold; ControlPlane CHECKs a valid value. Rows,
+// tokens, blocks and pages are counts.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "kv/layout.h"
+#include "proto/vocab/result.h"
+#include "proto/vocab/units.h"
+
+namespace weft::controlplane {
+
+struct Limits {
+  int rank_count = 1;
+  kv::CacheGeometry geometry;
+  std::vector<std::array<int64_t, kv::kStreams>> pool_pages;  // [rank][stream]; 0 for a stream without layers
+
+  int64_t max_context = 0;  // tokens of prompt and answer together
+  int64_t table_count = 0;  // > max_running: a sequence that changes its table needs a second one for a while
+  int64_t max_running = 64;      // sequences that hold pages
+  int64_t max_waiting = 1024;    // requests queued behind them; more are refused
+  int64_t max_step_rows = 2048;  // rows of one step, prefill and decode together
+  int64_t max_samples = 64;      // sampled rows of one step
+  int64_t max_chunk_rows = 0;    // rows of one sequence's prefill chunk; 0: only the step's own limit
+  int plans_in_flight = 2;       // 1 or 2
+
+  int64_t table_blocks() const { return ceil_div(max_context, geometry.block_tokens); }
+  // Copies that one plan can carry: those of one sequence that spreads from one rank to all.
+  int64_t max_copies() const { return table_blocks() * kv::kStreams * rank_count; }
+  int64_t pages(kv::Stream stream, int rank) const {
+    return pool_pages[static_cast<size_t>(rank)][static_cast<size_t>(stream)];
+  }
+  // A model without an indexer keeps no index keys: no pages, no table entries.
+  bool uses(kv::Stream stream) const { return geometry.page_bytes(stream) > 0; }
+};
+
+Result<void> validate(const Limits& limits);
+
+}  // namespace weft::controlplane

@@ -1,0 +1,160 @@
+#include "controlplane/memory.h"
+
+#include "proto/vocab/check.h"
+
+namespace weft::controlplane {
+
+BlockId Memory::create(int64_t index, int origin) {
+  Block& block = blocks_.create(index, origin);
+  block.references = 1;
+  return block.id;
+}
+
+void Memory::reference(BlockId id) {
+  Block& block = blocks_.at(id);
+  if (block.references == 0) cache_.used(id);
+  ++block.references;
+}
+
+void Memory::release(BlockId id) {
+  Block& block = blocks_.at(id);
+  CHECK_GT(block.references, 0);
+  if (--block.references > 0) return;
+  block.fence = issued_;
+  if (block.registered) {
+    cache_.unused(id);
+    drop_invalid(id);
+  } else {
+    give_back_pages(block);
+    blocks_.erase(id);
+  }
+}
+
+bool Memory::hold(BlockId id, const kv::Residency& residency, PageCounts& reserved, bool empty) {
+  Block& block = blocks_.at(id);
+  CHECK_GT(block.references, 0);
+  for (const kv::Stream stream : kAllStreams) {
+    RankMask lacking = missing(block, stream, residency);
+    for (; lacking != 0; lacking &= lacking - 1) {
+      const int rank = lowest_rank(lacking);
+      const std::optional<PageId> page = take_page(stream, rank);
+      if (!page) return false;
+      CHECK_GT(reserved.at(stream, rank), 0);
+      --reserved.at(stream, rank);
+      --reserved_.at(stream, rank);
+      block.page(stream, rank) = *page;
+      if (empty) block.valid_in(stream) |= mask_of(rank);
+    }
+  }
+  return true;
+}
+
+RankMask Memory::wanted(const Block& block, kv::Stream stream, const kv::Residency& residency) const {
+  if (!limits_.uses(stream)) return 0;
+  const kv::Pattern pattern = stream == kv::Stream::kEntries ? residency.entries : residency.index_keys;
+  return kv::pattern_holders(pattern, block.index, block.origin, limits_.rank_count);
+}
+
+RankMask Memory::missing(const Block& block, kv::Stream stream, const kv::Residency& residency) const {
+  return wanted(block, stream, residency) & ~block.holders(stream);
+}
+
+void Memory::drop(BlockId id, kv::Stream stream, int rank) {
+  Block& block = blocks_.at(id);
+  PageId& page = block.page(stream, rank);
+  CHECK(page != kNoPage);
+  if (block.registered && block.references == 0) cache_.page_dropped(stream, rank);
+  allocator_.give_back(stream, rank, page, issued_);
+  page = kNoPage;
+  block.valid_in(stream) &= ~mask_of(rank);
+}
+
+void Memory::drop_invalid(BlockId id) {
+  const Block& block = blocks_.at(id);
+  CHECK_EQ(block.references, 0);
+  for (const kv::Stream stream : kAllStreams) {
+    for_each_rank(block.holders(stream) & ~block.valid_in(stream), [&](int rank) { drop(id, stream, rank); });
+  }
+}
+
+void Memory::forget(BlockId id) {
+  for (const BlockId member : cache_.subtree(id)) {
+    cache_.remove(member);
+    Block& block = blocks_.at(member);
+    if (block.references > 0) continue;
+    give_back_pages(block);
+    blocks_.erase(member);
+  }
+}
+
+std::optional<PageId> Memory::take_page(kv::Stream stream, int rank) {
+  for (;;) {
+    if (const auto page = allocator_.take(stream, rank)) return page;
+    const std::optional<BlockId> victim = cache_.victim(stream, rank, last_completed());
+    if (!victim) return std::nullopt;
+    cache_.remove(*victim);
+    // No plan in flight names it, so its pages are free at once.
+    Block& block = blocks_.at(*victim);
+    for_each_pool(limits_.rank_count, [&](kv::Stream s, int r) {
+      if (block.page(s, r) != kNoPage) allocator_.give_back(s, r, block.page(s, r), block.fence);
+    });
+    blocks_.erase(*victim);
+    ++evicted_blocks_;
+  }
+}
+
+void Memory::give_back_pages(Block& block) {
+  for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
+    PageId& page = block.page(stream, rank);
+    if (page != kNoPage) allocator_.give_back(stream, rank, page, issued_);
+    page = kNoPage;
+  });
+}
+
+int64_t Memory::room(kv::Stream stream, int rank) const {
+  const auto& pool = allocator_.pool(stream, rank);
+  return pool.free_count() + pool.in_flight_count() + cache_.evictable(stream, rank) -
+         reserved_.at(stream, rank);
+}
+
+PoolCounts Memory::pool(kv::Stream stream, int rank) const {
+  const auto& pool = allocator_.pool(stream, rank);
+  PoolCounts counts;
+  counts.pages = pool.count();
+  counts.free = pool.free_count();
+  counts.in_flight = pool.in_flight_count();
+  counts.cached = cache_.evictable(stream, rank);
+  counts.used = pool.taken_count() - counts.cached;
+  counts.reserved = reserved_.at(stream, rank);
+  return counts;
+}
+
+void Memory::check_invariants() const {
+  allocator_.check_invariants();
+  cache_.check_invariants();
+  PageCounts owned;
+  std::set<std::pair<int, PageId>> seen;
+  blocks_.for_each([&](const Block& block) {
+    for_each_pool(kMaxRanks, [&](kv::Stream stream, int rank) {
+      const PageId page = block.page(stream, rank);
+      if (page == kNoPage) return;
+      CHECK(rank < limits_.rank_count);
+      CHECK(allocator_.pool(stream, rank).is_taken(page));
+      CHECK(seen.insert({static_cast<int>(stream) * kMaxRanks + rank, page}).second, "a page of two blocks");
+      ++owned.at(stream, rank);
+    });
+    for (const kv::Stream stream : kAllStreams) {
+      CHECK_EQ(block.valid_in(stream) & ~block.holders(stream), 0u);
+      if (block.registered && limits_.uses(stream))
+        CHECK(block.valid_in(stream) != 0, "a cached block without bytes");
+      if (block.references == 0) CHECK_EQ(block.valid_in(stream), block.holders(stream));
+    }
+  });
+  for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
+    CHECK_EQ(owned.at(stream, rank), allocator_.pool(stream, rank).taken_count());
+    CHECK_GE(reserved_.at(stream, rank), 0);
+    CHECK_GE(room(stream, rank), 0);
+  });
+}
+
+}  // namespace weft::controlplane

@@ -1,0 +1,93 @@
+// Everything that is counted in pages: pools, blocks, the prefix cache, and the room promised to sequences.
+//
+// A page is in exactly one state: free; used (by a block that a sequence uses); cached (by a block nobody
+// uses, which can be evicted); in flight (given back, but plans in flight may name it). Keeps: free + used +
+// cached + in flight == the pool's pages, and in every pool
+//   room = free + in flight + cached − reserved ≥ 0,
+// where `reserved` is what admitted sequences may still take. So a page that was reserved always comes: at
+// once, or when the plans in flight are acknowledged.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "controlplane/block_store.h"
+#include "controlplane/page_allocator.h"
+#include "controlplane/page_counts.h"
+#include "controlplane/prefix_cache.h"
+
+namespace weft::controlplane {
+
+struct PoolCounts {
+  int64_t pages = 0, free = 0, used = 0, cached = 0, in_flight = 0, reserved = 0;
+};
+
+class Memory {
+ public:
+  explicit Memory(const Limits& limits) : limits_(limits), allocator_(limits), cache_(blocks_) {}
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  // A plan has been made; what is given back from now on may be named by it.
+  void issued(StepId step) { issued_ = step; }
+  void completed(StepId step) { allocator_.complete(step); }
+  StepId last_issued() const { return issued_; }
+  StepId last_completed() const { return allocator_.completed(); }
+
+  // ---- blocks
+  BlockId create(int64_t index, int origin);  // one reference, no pages
+  void reference(BlockId id);
+  void release(BlockId id);
+  Block& block(BlockId id) { return blocks_.at(id); }
+  const Block& block(BlockId id) const { return blocks_.at(id); }
+  Block* find_block(BlockId id, uint64_t serial) { return blocks_.find(id, serial); }
+  template <typename F>
+  void for_each_block(F f) const {
+    blocks_.for_each(f);
+  }
+
+  // Gives a block the pages its pattern asks for, each taken out of `reserved`. False when a page is not free
+  // now (the pages taken so far stay). New pages of an `empty` block are valid at once.
+  bool hold(BlockId id, const kv::Residency& residency, PageCounts& reserved, bool empty);
+  // Ranks on which a block still lacks a page.
+  RankMask missing(const Block& block, kv::Stream stream, const kv::Residency& residency) const;
+  // Ranks that the pattern gives a block.
+  RankMask wanted(const Block& block, kv::Stream stream, const kv::Residency& residency) const;
+  void drop(BlockId id, kv::Stream stream, int rank);
+  // Drops pages that hold nothing, of a block that nobody uses.
+  void drop_invalid(BlockId id);
+
+  // ---- prefix cache
+  const PrefixCache& cache() const { return cache_; }
+  bool insert(BlockId id, const kv::BlockHash& hash, BlockId parent) {
+    return cache_.insert(id, hash, parent);
+  }
+  // Takes a registered block and all below it out of the cache.
+  void forget(BlockId id);
+  int64_t evicted_blocks() const { return evicted_blocks_; }
+
+  // ---- room
+  int64_t room(kv::Stream stream, int rank) const;
+  void reserve(const PageCounts& counts) { reserved_ += counts; }
+  void unreserve(const PageCounts& counts) { reserved_ -= counts; }
+  const PageCounts& reserved() const { return reserved_; }
+  PoolCounts pool(kv::Stream stream, int rank) const;
+
+  const Limits& limits() const { return limits_; }
+  void check_invariants() const;
+
+ private:
+  std::optional<PageId> take_page(kv::Stream stream, int rank);
+  void give_back_pages(Block& block);
+
+  const Limits& limits_;
+  PageAllocator allocator_;
+  BlockStore blocks_;
+  PrefixCache cache_;
+  PageCounts reserved_;
+  StepId issued_{0};
+  int64_t evicted_blocks_ = 0;
+};
+
+}  // namespace weft::controlplane

@@ -1,0 +1,51 @@
+// From what a person asks for to where rows run and blocks lie.
+//
+// Pure arithmetic on Limits; no state.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "controlplane/event.h"
+#include "controlplane/limits.h"
+#include "controlplane/page_counts.h"
+
+namespace weft::controlplane {
+
+// How a sequence's shared rows run, and the residency that covers their readers.
+struct Placement {
+  kv::DecodeKind kind = kv::DecodeKind::kTp;
+  kv::IndexKind index = kv::IndexKind::kCopied;
+  kv::Grouping grouping;
+  kv::Residency residency;
+  int index_c = 1;
+  friend bool operator==(const Placement&, const Placement&) = default;
+};
+
+// tp: (0, W, 1); dcp(c): (0, W, c); dp: (dp_rank, 1, 1). The wish is valid. Without index keys, the index
+// counts as copied.
+Placement placement_of(const Limits& limits, kv::DecodeWish decode, kv::IndexKind index, int dp_rank);
+// The ranks that dp may choose from; one (any) for other wishes.
+std::vector<int> placement_choices(const Limits& limits, kv::DecodeWish decode);
+// "tp, index copied"
+std::string placement_name(const Limits& limits, const Placement& placement);
+
+// How a chunk of a prompt is split: as wished, or shared when it is too short to give every rank a row of
+// each of its pieces, when it must not write, or when there is one rank.
+kv::Split chunk_split(kv::Split wish, int64_t rows, bool no_write, int rank_count);
+
+// Pages of blocks [first, last) under a residency, for every pool.
+class BlockNeeds {
+ public:
+  BlockNeeds(const Limits& limits, const kv::Residency& residency, int64_t first, int64_t last);
+  PageCounts pages(int origin) const;
+
+ private:
+  const Limits& limits_;
+  kv::Residency residency_;
+  int64_t blocks_ = 0;
+  // Blocks by residue class, of striped streams.
+  std::array<std::array<int64_t, kMaxRanks>, kv::kStreams> by_class_{};
+};
+
+}  // namespace weft::controlplane

@@ -1,0 +1,232 @@
+#include "controlplane/plan_builder.h"
+
+#include <algorithm>
+#include <bit>
+#include <tuple>
+
+#include "controlplane/regroup.h"
+
+namespace weft::controlplane {
+
+PlanBuilder::PlanBuilder(Memory& memory, TablePool& tables, StepId step)
+    : memory_(memory),
+      tables_(tables),
+      limits_(memory.limits()),
+      rows_left_(limits_.max_step_rows),
+      samples_left_(limits_.max_samples),
+      block_tokens_(limits_.geometry.block_tokens) {
+  plan_.step = step;
+  record_.step = step;
+}
+
+bool PlanBuilder::add_decode(Sequence& sequence) {
+  if (rows_left_ < 1 || samples_left_ < 1 || hold_rows(sequence, 1) < 1) return false;
+  add_span(sequence, 1, false);
+  return true;
+}
+
+bool PlanBuilder::add_prefill(Sequence& sequence) {
+  int64_t rows = std::min(sequence.prompt - sequence.scheduled, rows_left_);
+  if (limits_.max_chunk_rows > 0) rows = std::min(rows, limits_.max_chunk_rows);
+  // The last row samples; without room for a sample it stays for the next step.
+  if (samples_left_ < 1) rows = std::min(rows, sequence.prompt - 1 - sequence.scheduled);
+  if (rows < 1) return false;
+  rows = hold_rows(sequence, rows);
+  if (rows < 1) return false;
+  add_span(sequence, rows, true);
+  return true;
+}
+
+// Takes the pages of the next rows, and those of a switch. Returns how many rows have their pages.
+int64_t PlanBuilder::hold_rows(Sequence& sequence, int64_t rows) {
+  if (sequence.needs_switch && !hold_switch(sequence)) return 0;
+  const int64_t first = sequence.scheduled / block_tokens_;
+  const int64_t last = ceil_div(sequence.scheduled + rows, block_tokens_);
+  for (int64_t index = first; index < last; ++index) {
+    if (index == static_cast<int64_t>(sequence.blocks.size())) {
+      sequence.blocks.push_back(memory_.create(index, sequence.origin));
+    }
+    const bool empty = index * block_tokens_ >= sequence.scheduled;
+    if (!memory_.hold(sequence.blocks[static_cast<size_t>(index)], sequence.target().residency,
+                      sequence.reserved, empty)) {
+      return std::max<int64_t>(0, index * block_tokens_ - sequence.scheduled);
+    }
+  }
+  return rows;
+}
+
+bool PlanBuilder::hold_switch(Sequence& sequence) {
+  if (!tables_.available()) return false;
+  if (!plan_.copies.empty() &&
+      static_cast<int64_t>(plan_.copies.size()) + copies_needed(sequence) > limits_.max_copies()) {
+    return false;
+  }
+  for (const BlockId id : sequence.blocks) {
+    const bool empty = memory_.block(id).index * block_tokens_ >= sequence.scheduled;
+    if (!memory_.hold(id, sequence.target().residency, sequence.reserved, empty)) return false;
+  }
+  return true;
+}
+
+int64_t PlanBuilder::copies_needed(const Sequence& sequence) const {
+  int64_t copies = 0;
+  for (const BlockId id : sequence.blocks) {
+    const Block& block = memory_.block(id);
+    if (block.index * block_tokens_ >= sequence.scheduled) break;
+    for (const kv::Stream stream : kAllStreams) {
+      copies +=
+          rank_count_of(memory_.wanted(block, stream, sequence.target().residency) & ~block.valid_in(stream));
+    }
+  }
+  return copies;
+}
+
+void PlanBuilder::apply_switch(Sequence& sequence) {
+  sequence.placement = sequence.target();
+  sequence.next.reset();
+  if (sequence.has_table) tables_.give_back(sequence.table, memory_.last_issued());
+  std::tie(sequence.table, sequence.table_version) = tables_.take();
+  sequence.has_table = true;
+  sequence.table_blocks = 0;
+  for (const BlockId id : sequence.blocks) {
+    for (const kv::Stream stream : kAllStreams) {
+      if (limits_.uses(stream)) switch_block(sequence, memory_.block(id), stream);
+    }
+  }
+  memory_.unreserve(sequence.reserved);
+  sequence.reserved = pages_to_take(sequence, memory_, sequence.placement.residency);
+  memory_.reserve(sequence.reserved);
+  sequence.needs_switch = false;
+  if (sequence.thin) sequence.thin_step = plan_.step;
+}
+
+// Makes every page that the pattern asks for valid. In a block that will still be written, pages outside the
+// pattern are left behind from this step on.
+void PlanBuilder::switch_block(Sequence& sequence, Block& block, kv::Stream stream) {
+  const RankMask wanted = memory_.wanted(block, stream, sequence.placement.residency);
+  const RankMask lacking = wanted & block.holders(stream) & ~block.valid_in(stream);
+  if (block.index * block_tokens_ < sequence.scheduled) {
+    copy_pages(sequence, block, stream, lacking);
+  } else {
+    for_each_rank(lacking, [&](int rank) { set_valid(block, stream, rank, true); });
+  }
+  if ((block.index + 1) * block_tokens_ > sequence.scheduled) {
+    if (block.index < sequence.hit_blocks) return;  // the last one of a full prefix hit: nothing is written
+    for_each_rank(block.valid_in(stream) & ~wanted, [&](int rank) { set_valid(block, stream, rank, false); });
+  }
+}
+
+void PlanBuilder::copy_pages(const Sequence& sequence, Block& block, kv::Stream stream, RankMask to) {
+  if (to == 0) return;
+  if (block.copy_step != plan_.step) {
+    block.copy_step = plan_.step;
+    block.copied = {};
+  }
+  RankMask& copied = block.copied[static_cast<size_t>(stream)];
+  std::vector<int> sources;
+  for_each_rank(block.valid_in(stream) & ~copied, [&](int rank) { sources.push_back(rank); });
+  CHECK(!sources.empty(), "block ", block.index, " is nowhere");
+  for_each_rank(to, [&](int rank) {
+    // Neighbouring blocks read from different ranks.
+    const int from = sources[static_cast<size_t>(block.index + rank) % sources.size()];
+    plan_.copies.push_back(
+        {stream, from, block.page(stream, from), rank, block.page(stream, rank), sequence.id});
+    set_valid(block, stream, rank, true);
+  });
+  copied |= to;
+}
+
+void PlanBuilder::set_valid(Block& block, kv::Stream stream, int rank, bool valid) {
+  if (valid) {
+    block.valid_in(stream) |= mask_of(rank);
+  } else {
+    block.valid_in(stream) &= ~mask_of(rank);
+  }
+  record_.changes.push_back({block.id, block.serial, stream, rank, block.page(stream, rank), valid});
+}
+
+void PlanBuilder::write_table(Sequence& sequence, int64_t rows) {
+  const int64_t last = ceil_div(sequence.scheduled + rows, block_tokens_);
+  if (sequence.table_blocks >= last) return;
+  TableWrite write;
+  write.table = sequence.table;
+  write.version = sequence.table_version;
+  write.first_block = sequence.table_blocks;
+  for (int64_t index = sequence.table_blocks; index < last; ++index) {
+    write.blocks.push_back(table_entry(sequence, memory_.block(sequence.blocks[static_cast<size_t>(index)])));
+  }
+  sequence.table_blocks = last;
+  plan_.table_writes.push_back(std::move(write));
+}
+
+// Exactly the pages of the pattern, even where a shared block lies on more ranks.
+BlockPages PlanBuilder::table_entry(const Sequence& sequence, const Block& block) const {
+  BlockPages entry;
+  for (const kv::Stream stream : kAllStreams) {
+    const RankMask wanted = memory_.wanted(block, stream, sequence.placement.residency);
+    CHECK_EQ(wanted & ~block.valid_in(stream), 0u);
+    for_each_rank(wanted, [&](int rank) {
+      entry.page[static_cast<size_t>(stream)][static_cast<size_t>(rank)] = block.page(stream, rank);
+    });
+  }
+  return entry;
+}
+
+void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill) {
+  if (sequence.needs_switch) apply_switch(sequence);
+  write_table(sequence, rows);
+  const Placement& placement = sequence.placement;
+  Span span;
+  span.request = sequence.id;
+  span.table = sequence.table;
+  span.table_version = sequence.table_version;
+  span.start = sequence.scheduled;
+  span.rows = rows;
+  span.no_write = sequence.repeat_last_row && sequence.scheduled == sequence.prompt - 1;
+  span.split = prefill ? chunk_split(sequence.wish.prefill, rows, span.no_write, limits_.rank_count)
+                       : kv::Split::kShared;
+  span.grouping = placement.grouping;
+  span.origin = sequence.origin;
+  span.index_c = placement.index_c;
+  span.prefill = prefill;
+  if (span.start + rows <= static_cast<int64_t>(sequence.tokens.size())) {
+    const auto first = sequence.tokens.begin() + span.start;
+    span.tokens.assign(first, first + rows);
+  } else {
+    CHECK(!prefill && rows == 1);
+    span.has_input_ref = true;
+    span.input_ref = sequence.last_sample;
+  }
+  span.sample = !prefill || span.start + rows == sequence.prompt;
+  // Logits are gathered on one rank: take turns.
+  span.sampler_rank =
+      static_cast<int>((number(plan_.step) + plan_.spans.size()) % static_cast<uint64_t>(limits_.rank_count));
+  span.sampling = sequence.sampling;
+  span.digest = sequence.digest;
+  if (span.sample) {
+    span.sample_index = static_cast<uint32_t>(limits_.max_samples - samples_left_);
+    --samples_left_;
+    ++sequence.samples_scheduled;
+    sequence.last_sample = {plan_.step, span.sample_index};
+  }
+  sequence.scheduled += rows;
+  rows_left_ -= rows;
+  record_.spans.push_back({sequence.id, span.start, rows, prefill, span.sample, span.sample_index});
+  plan_.spans.push_back(std::move(span));
+}
+
+Plan PlanBuilder::finish() {
+  int64_t prefill = 0, decode = 0, head = 0;
+  for (const Span& span : plan_.spans) {
+    (span.prefill ? prefill : decode) += span.rows;
+    head += span.digest ? span.rows : (span.sample ? 1 : 0);
+  }
+  plan_.padded = {padded_rows(prefill), padded_rows(decode), padded_rows(head)};
+  return std::move(plan_);
+}
+
+uint32_t padded_rows(int64_t rows) {
+  return rows == 0 ? 0 : static_cast<uint32_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
+}
+
+}  // namespace weft::controlplane

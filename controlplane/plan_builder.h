@@ -1,0 +1,56 @@
+// Builds the plan of one step, sequence by sequence.
+//
+// Each add_* either adds one span (and whatever table writes and copies it needs) or leaves plan and sequence
+// as they are, save for pages already taken out of the sequence's reservation. The order of calls is the
+// scheduler's policy; the limits of a step (rows, samples, copies) are kept here.
+#pragma once
+
+#include "controlplane/in_flight.h"
+#include "controlplane/memory.h"
+#include "controlplane/plan.h"
+#include "controlplane/sequence.h"
+#include "controlplane/table_pool.h"
+
+namespace weft::controlplane {
+
+class PlanBuilder {
+ public:
+  PlanBuilder(Memory& memory, TablePool& tables, StepId step);
+
+  // One row that samples the next token. False if a page it needs is still in flight, or a limit is reached.
+  bool add_decode(Sequence& sequence);
+  // As many rows of the prompt as the step's budget and the free pages allow.
+  bool add_prefill(Sequence& sequence);
+
+  bool empty() const { return plan_.spans.empty(); }
+  int64_t rows_left() const { return rows_left_; }
+  // Fills in what depends on the whole plan. The builder is used up.
+  Plan finish();
+  PlanRecord& record() { return record_; }
+
+ private:
+  int64_t hold_rows(Sequence& sequence, int64_t rows);
+  bool hold_switch(Sequence& sequence);
+  int64_t copies_needed(const Sequence& sequence) const;
+  void apply_switch(Sequence& sequence);
+  void switch_block(Sequence& sequence, Block& block, kv::Stream stream);
+  void copy_pages(const Sequence& sequence, Block& block, kv::Stream stream, RankMask to);
+  void set_valid(Block& block, kv::Stream stream, int rank, bool valid);
+  void write_table(Sequence& sequence, int64_t rows);
+  BlockPages table_entry(const Sequence& sequence, const Block& block) const;
+  void add_span(Sequence& sequence, int64_t rows, bool prefill);
+
+  Memory& memory_;
+  TablePool& tables_;
+  const Limits& limits_;
+  Plan plan_;
+  PlanRecord record_;
+  int64_t rows_left_ = 0;
+  int64_t samples_left_ = 0;
+  int64_t block_tokens_ = 0;
+};
+
+// 0, 1, 2, 4, 8, …: the short list that padded row counts come from.
+uint32_t padded_rows(int64_t rows);
+
+}  // namespace weft::controlplane

@@ -1,0 +1,109 @@
+#include "controlplane/regroup.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace weft::controlplane {
+namespace {
+
+RegroupPrice price_of(const Sequence& sequence, const Memory& memory, const Placement& target) {
+  const Limits& limits = memory.limits();
+  RegroupPrice price;
+  price.target = target;
+  price.need = pages_to_take(sequence, memory, target.residency);
+  for (const BlockId id : sequence.blocks) {
+    const Block& block = memory.block(id);
+    const bool has_rows = block.index * limits.geometry.block_tokens < sequence.scheduled;
+    for (const kv::Stream stream : kAllStreams) {
+      const RankMask wanted = memory.wanted(block, stream, target.residency);
+      if (has_rows)
+        price.bytes_moved += kv::change_bytes(limits.geometry, stream, block.valid_in(stream), wanted);
+      if (block.references == 1) price.pages_dropped += rank_count_of(block.holders(stream) & ~wanted);
+    }
+  }
+  return price;
+}
+
+// Pages left in the tightest pool that it takes from.
+int64_t slack_of(const Sequence& sequence, const Memory& memory, const PageCounts& need) {
+  int64_t slack = std::numeric_limits<int64_t>::max();
+  for_each_pool(memory.limits().rank_count, [&](kv::Stream stream, int rank) {
+    if (need.at(stream, rank) == 0) return;
+    slack = std::min(slack,
+                     memory.room(stream, rank) + sequence.reserved.at(stream, rank) - need.at(stream, rank));
+  });
+  return slack;
+}
+
+Error no_room(const Sequence& sequence, const Memory& memory, const RegroupPrice& price) {
+  std::string text = placement_name(memory.limits(), price.target) + " needs more pages than are free:";
+  for_each_pool(memory.limits().rank_count, [&](kv::Stream stream, int rank) {
+    const int64_t need = price.need.at(stream, rank);
+    const int64_t room = memory.room(stream, rank) + sequence.reserved.at(stream, rank);
+    if (need <= room) return;
+    text += " rank " + std::to_string(rank) + (stream == kv::Stream::kEntries ? " entries" : " index keys") +
+            " needs " + std::to_string(need) + ", free " + std::to_string(room) + ";";
+  });
+  text.pop_back();
+  return error(ErrorCode::kResourceExhausted, text, "decode");
+}
+
+}  // namespace
+
+PageCounts pages_to_take(const Sequence& sequence, const Memory& memory, const kv::Residency& residency) {
+  const Limits& limits = memory.limits();
+  const int64_t block_count = ceil_div(sequence.row_count(), limits.geometry.block_tokens);
+  const BlockNeeds to_come(limits, residency, static_cast<int64_t>(sequence.blocks.size()), block_count);
+  PageCounts need = to_come.pages(sequence.origin);
+  for (const BlockId id : sequence.blocks) {
+    for (const kv::Stream stream : kAllStreams) {
+      for_each_rank(memory.missing(memory.block(id), stream, residency),
+                    [&](int rank) { ++need.at(stream, rank); });
+    }
+  }
+  return need;
+}
+
+Result<RegroupPrice> price_regroup(const Sequence& sequence, const Memory& memory, const GroupingWish& wish) {
+  const Limits& limits = memory.limits();
+  TRY_VOID(kv::validate_decode(wish.decode, limits.rank_count));
+  std::vector<int> ranks = placement_choices(limits, wish.decode);
+  if (wish.decode.kind == kv::DecodeKind::kDp && sequence.target().kind == kv::DecodeKind::kDp) {
+    ranks = {sequence.target().grouping.base};
+  }
+  RegroupPrice best;
+  int64_t best_slack = std::numeric_limits<int64_t>::min();
+  for (const int rank : ranks) {
+    RegroupPrice price = price_of(sequence, memory, placement_of(limits, wish.decode, wish.index, rank));
+    const int64_t slack = slack_of(sequence, memory, price.need);
+    if (slack > best_slack) {
+      best = std::move(price);
+      best_slack = slack;
+    }
+  }
+  if (best_slack < 0) return no_room(sequence, memory, best);
+  return best;
+}
+
+void accept_regroup(Sequence& sequence, Memory& memory, const RegroupPrice& price) {
+  memory.unreserve(sequence.reserved);
+  sequence.reserved = price.need;
+  memory.reserve(sequence.reserved);
+  sequence.next = price.target;
+  sequence.needs_switch = true;
+  sequence.thin = true;
+}
+
+void thin_blocks(const Sequence& sequence, Memory& memory) {
+  for (const BlockId id : sequence.blocks) {
+    const Block& block = memory.block(id);
+    if (block.references > 1) continue;
+    for (const kv::Stream stream : kAllStreams) {
+      const RankMask excess =
+          block.holders(stream) & ~memory.wanted(block, stream, sequence.placement.residency);
+      for_each_rank(excess, [&](int rank) { memory.drop(id, stream, rank); });
+    }
+  }
+}
+
+}  // namespace weft::controlplane

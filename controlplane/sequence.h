@@ -1,0 +1,78 @@
+// One request inside the control plane, from arrival to its last notice.
+//
+//   rows:   0 ─ cached ─ computed ─ scheduled ─ prompt ───── row_count
+//           computed: acknowledged by all ranks. scheduled: computed or in a plan in flight.
+//
+// Row p takes token p as input; the token after the last prompt row is the first of the answer. An answer of
+// max_tokens tokens needs prompt + max_tokens − 1 rows: its last token is never an input.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "controlplane/event.h"
+#include "controlplane/page_counts.h"
+#include "controlplane/placement.h"
+#include "controlplane/plan.h"
+#include "proto/vocab/clock.h"
+
+namespace weft::controlplane {
+
+struct Sequence {
+  // ---- what was asked
+  RequestId id{};
+  uint64_t order = 0;  // of arrival
+  kv::BlockHash root;
+  std::vector<kv::BlockHash> hashes;  // of the full blocks: of the prompt, later of the answer too
+  SamplingParams sampling;
+  int64_t max_tokens = 0;
+  std::vector<uint32_t> stop_tokens;
+  GroupingWish wish;
+  bool use_prefix_cache = true;
+  bool digest = false;
+  Time arrived{};
+
+  // ---- how far it is
+  std::vector<uint32_t> tokens;  // prompt, then the tokens of the answer that are known
+  int64_t prompt = 0;
+  bool running = false;  // admitted: holds blocks and a reservation
+  bool paused = false;
+  Time admitted{};
+  int64_t cached = 0;
+  int64_t computed = 0;
+  int64_t scheduled = 0;
+  int64_t samples_scheduled = 0;
+  TokenRef last_sample;          // where the token after the last scheduled row is being sampled
+  bool repeat_last_row = false;  // full prefix hit: row prompt−1 is recomputed without writing
+
+  // ---- where its bytes are
+  Placement placement;            // what its plans say
+  std::optional<Placement> next;  // a regroup that its next plan applies
+  int origin = 0;
+  std::vector<BlockId> blocks;
+  int64_t hit_blocks = 0;         // the first blocks came from the prefix cache
+  int64_t registered_blocks = 0;  // the first blocks are in the prefix cache
+  bool registers = true;          // its chain is the registered one so far
+  PageCounts reserved;            // pages it may still take
+
+  // ---- its page table
+  bool needs_switch = true;  // the next plan must write a new table, with copies as needed
+  bool has_table = false;
+  TableId table{};
+  uint32_t table_version = 0;
+  int64_t table_blocks = 0;  // entries written
+  bool thin = false;         // pages outside the residency are dropped when step thin_step is acknowledged
+  StepId thin_step{0};
+
+  // ---- after an abandoned plan it runs alone until this row is computed; 0: not suspect
+  int64_t suspect_until = 0;
+
+  int64_t row_count() const { return prompt + max_tokens - 1; }
+  int64_t answered() const { return static_cast<int64_t>(tokens.size()) - prompt; }
+  const Placement& target() const { return next ? *next : placement; }
+  bool prefilling() const { return scheduled < prompt; }
+  bool runnable() const { return running && !paused && (prefilling() || samples_scheduled < max_tokens); }
+};
+
+}  // namespace weft::controlplane

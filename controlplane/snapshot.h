@@ -1,0 +1,55 @@
+// What the control plane tells about itself: plain values for status, explain and tests.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "controlplane/event.h"
+#include "controlplane/page_counts.h"
+#include "controlplane/placement.h"
+#include "proto/vocab/clock.h"
+
+namespace weft::controlplane {
+
+enum class RequestState : uint8_t { kWaiting, kPrefill, kDecode };
+const char* request_state_name(RequestState state);
+
+struct RequestSnapshot {
+  RequestId request{};
+  RequestState state{};
+  bool paused = false;
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;
+  int64_t computed_tokens = 0;  // rows acknowledged, cached ones included
+  int64_t completion_tokens = 0;
+  int64_t max_tokens = 0;
+  GroupingWish wish;    // what was asked, as regrouped since
+  Placement placement;  // how it runs; meaningless while waiting
+  int origin = 0;
+  bool switching = false;  // a regroup waits for the next plan or its acknowledgement
+  Time arrived{}, admitted{};
+  // Bytes of the pages under its rows, [stream][rank]; blocks shared with others count in full.
+  std::array<std::array<int64_t, kMaxRanks>, kv::kStreams> stored_bytes{};
+};
+
+// Who holds one block of a sequence.
+struct BlockHolders {
+  std::array<RankMask, kv::kStreams> ranks{};
+  bool shared = false;  // another sequence uses it too
+  bool cached = false;  // in the prefix cache
+};
+
+struct Counters {
+  int64_t plans = 0;
+  int64_t prompt_tokens = 0;  // of admitted requests
+  int64_t cached_tokens = 0;  // of them, served by the prefix cache
+  int64_t generated_tokens = 0;
+  int64_t finished = 0, failed = 0, cancelled = 0, refused = 0;
+  int64_t abandoned_plans = 0;
+  int64_t duplicate_acknowledgements = 0;  // of a rank that had acknowledged the step already
+  int64_t late_acknowledgements = 0;       // of a step that is not in flight
+  int64_t evicted_blocks = 0;
+};
+
+}  // namespace weft::controlplane

@@ -1,0 +1,437 @@
+// Goal: whatever arrives, pauses, is cancelled, regrouped, crashes or is abandoned, every request gets
+// exactly the tokens it would get alone, nothing reads a byte that is not its own, and no page is lost.
+//
+// Method: random event streams against fake workers (fake_workers.h) with tiny pools, delayed, reordered and
+// repeated acknowledgements, half-executed plans. check_invariants() runs after every event. The seed is in
+// every failure message; rare paths are counted and must have been taken.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iostream>
+#include <set>
+
+#include "controlplane/control_plane.h"
+#include "proto/vocab/random.h"
+#include "tests/controlplane/fake_workers.h"
+
+namespace weft::controlplane {
+namespace {
+
+// How often the rare paths were taken, over all seeds.
+struct Marks {
+  int64_t rows = 0, plans = 0, hits = 0, full_hits = 0, evictions = 0, copies = 0, stopped = 0, wasted = 0;
+  int64_t regroups = 0, moved = 0, thinned = 0, regroups_refused = 0, refused = 0, cancelled = 0, crashes = 0;
+  int64_t abandoned = 0, internal = 0, numerical = 0, duplicates = 0, late = 0, input_refs = 0, mixed = 0,
+          owned = 0;
+};
+Marks marks;
+
+struct Profile {
+  int64_t iterations = 1500;
+  bool tight = false;  // pools in which hardly two requests fit
+};
+
+class Driver {
+ public:
+  Driver(uint64_t seed, const Profile& profile)
+      : random_(seed), profile_(profile), limits_(make_limits()), plane_(limits_), workers_(limits_) {
+    for (int i = 0; i < 4; ++i) {
+      std::vector<uint32_t>& text = documents_.emplace_back();
+      for (int64_t n = 0; n < limits_.max_context; ++n)
+        text.push_back(static_cast<uint32_t>(below(kVocabulary)));
+    }
+  }
+
+  void run() {
+    for (int64_t i = 0; i < profile_.iterations; ++i) act(true);
+    for (const RequestId id : plane_.requests()) feed(PauseChanged{id, false});
+    for (int64_t i = 0; i < 200000 && !plane_.requests().empty(); ++i) act(false);
+    ASSERT_TRUE(plane_.requests().empty()) << "no end in sight";
+    while (plane_.plans_in_flight() > 0) act(false);  // wasted rows
+    expect_all_pages_back();
+    marks.rows += workers_.rows_checked();
+    marks.evictions += plane_.counters().evicted_blocks;
+    marks.duplicates += plane_.counters().duplicate_acknowledgements;
+    marks.late += plane_.counters().late_acknowledgements;
+    EXPECT_EQ(live_.size(), 0u);
+  }
+
+ private:
+  struct Live {
+    RequestArrived arrival;
+    int64_t answered = 0;
+    bool cancelled = false;
+    bool abandoned_alone = false;
+  };
+  struct Executed {
+    Plan plan;
+    std::vector<Sample> samples;
+    RankMask unsent = 0;  // ranks whose acknowledgement has not been delivered
+  };
+
+  int64_t below(int64_t bound) { return static_cast<int64_t>(random_.below(static_cast<uint64_t>(bound))); }
+  bool chance(int64_t percent) { return below(100) < percent; }
+
+  Limits make_limits() {
+    Limits limits;
+    constexpr int kRanks[] = {1, 2, 3, 4, 4, 6, 8};
+    limits.rank_count = kRanks[below(7)];
+    limits.geometry.block_tokens = chance(50) ? 4 : 8;
+    limits.geometry.streams[0] = {3, 16};
+    limits.geometry.streams[1] = chance(20) ? kv::StreamGeometry{} : kv::StreamGeometry{1, 8};
+    limits.max_context = 40 + below(80);
+    const int64_t whole = limits.table_blocks();
+    for (int r = 0; r < limits.rank_count; ++r) {
+      const int64_t pages = profile_.tight ? whole / 2 + 1 + below(whole) : whole * 3 + below(whole * 4);
+      limits.pool_pages.push_back({pages, pages - below(2)});
+    }
+    limits.max_running = 1 + below(8);
+    limits.max_waiting = 1 + below(6);
+    limits.table_count = limits.max_running + 1 + below(4);
+    limits.max_samples = limits.max_running + below(3);
+    limits.max_step_rows = limits.max_running + below(60);
+    limits.max_chunk_rows = chance(50) ? 0 : 1 + below(40);
+    limits.plans_in_flight = chance(85) ? 2 : 1;
+    return limits;
+  }
+
+  GroupingWish random_wish() {
+    GroupingWish wish;
+    wish.prefill = static_cast<kv::Split>(below(3));
+    wish.decode.kind = static_cast<kv::DecodeKind>(below(3));
+    if (wish.decode.kind == kv::DecodeKind::kDcp) {
+      do {
+        wish.decode.c = 1 + static_cast<int>(below(limits_.rank_count));
+      } while (limits_.rank_count % wish.decode.c != 0);
+    }
+    wish.index = static_cast<kv::IndexKind>(below(2));
+    return wish;
+  }
+
+  void feed(const Event& event) {
+    take(plane_.handle(Time{++clock_}, {&event, 1}));
+    plane_.check_invariants();
+    for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
+      const PoolCounts pool = plane_.pool(stream, rank);
+      ASSERT_EQ(pool.free + pool.used + pool.cached + pool.in_flight, pool.pages);
+    });
+  }
+
+  void act(bool disturb) {
+    switch (below(disturb ? 16 : 8)) {
+      case 0:
+      case 1:
+      case 2:
+        return make_plan();
+      case 3:
+      case 4:
+        return execute_next();
+      case 5:
+      case 6:
+      case 7:
+        return acknowledge();
+      case 8:
+      case 9:
+        return arrive();
+      case 10:
+        return chance(40) ? cancel() : void();
+      case 11:
+        return pause();
+      case 12:
+      case 13:
+        return regroup();
+      case 14:
+        return chance(30) ? crash() : void();
+      case 15:
+        return chance(15) ? abandon() : acknowledge();
+    }
+  }
+
+  void arrive() {
+    RequestArrived arrival;
+    arrival.request = RequestId{++requests_};
+    const auto& text = documents_[static_cast<size_t>(below(4))];
+    int64_t length = 1 + below(limits_.max_context);
+    if (chance(40)) length = round_up(length, limits_.geometry.block_tokens);  // full prefix hits need these
+    length = std::min(length, limits_.max_context);
+    arrival.prompt.assign(text.begin(), text.begin() + length);
+    if (chance(40)) {
+      for (int64_t i = below(length); i < length; ++i)
+        arrival.prompt[static_cast<size_t>(i)] = static_cast<uint32_t>(below(kVocabulary));
+    }
+    arrival.max_tokens = 1 + below(chance(20) ? 60 : 12);
+    const uint64_t salt = random_.below(2);
+    arrival.root = kv::namespace_hash("m", "f", std::to_string(salt));
+    arrival.use_prefix_cache = chance(85);
+    if (arrival.use_prefix_cache || chance(50)) {
+      arrival.hashes = kv::block_hashes(arrival.root, arrival.prompt, limits_.geometry.block_tokens);
+    }
+    if (chance(50))
+      arrival.stop_tokens = {static_cast<uint32_t>(below(kVocabulary)),
+                             static_cast<uint32_t>(below(kVocabulary))};
+    arrival.grouping = random_wish();
+    arrival.digest = chance(20);
+    const int64_t nan_row = chance(4) ? length - 1 + below(arrival.max_tokens) : -1;
+    Truth truth = truth_of(salt, arrival.prompt, arrival.max_tokens, arrival.stop_tokens, nan_row);
+    if (chance(2)) truth.poison_row = below(static_cast<int64_t>(truth.tokens.size()));
+    workers_.add(arrival.request, truth);
+    live_[arrival.request].arrival = arrival;
+    feed(arrival);
+  }
+
+  std::optional<RequestId> any_live() {
+    if (live_.empty()) return std::nullopt;
+    return std::next(live_.begin(), below(static_cast<int64_t>(live_.size())))->first;
+  }
+  void cancel() {
+    if (const auto id = any_live()) {
+      live_[*id].cancelled = true;
+      feed(CancelRequested{*id});
+    }
+  }
+  void pause() {
+    if (const auto id = any_live()) feed(PauseChanged{*id, chance(30)});
+  }
+  void regroup() {
+    const auto id = any_live();
+    if (!id) return;
+    RegroupRequested request{++commands_, *id, chance(30), chance(80), chance(40), random_wish(), chance(20)};
+    feed(request);
+  }
+
+  void make_plan() {
+    auto plan = plane_.next_plan(Time{++clock_});
+    plane_.check_invariants();
+    if (!plan) return;
+    ASSERT_EQ(number(plan->step), ++steps_);
+    check_plan(*plan);
+    std::deque<Plan> others;
+    for (const Executed& e : executed_) others.push_back(e.plan);
+    others.insert(others.end(), in_flight_.begin(), in_flight_.end());
+    ASSERT_LT(static_cast<int>(others.size()), limits_.plans_in_flight);
+    workers_.publish(*plan, others);
+    in_flight_.push_back(std::move(*plan));
+  }
+
+  void check_plan(const Plan& plan) {
+    std::set<RequestId> seen;
+    std::set<uint32_t> samples;
+    std::set<std::pair<int, int>> groupings;
+    int64_t prefill = 0, decode = 0, owned = 0;
+    for (const Span& span : plan.spans) {
+      ASSERT_TRUE(seen.insert(span.request).second) << "one span for a sequence and step";
+      ASSERT_GE(span.rows, 1);
+      ASSERT_TRUE(span.has_input_ref ? span.tokens.empty() && span.rows == 1
+                                     : static_cast<int64_t>(span.tokens.size()) == span.rows);
+      if (span.sample) {
+        ASSERT_TRUE(samples.insert(span.sample_index).second);
+        ASSERT_LT(span.sample_index, limits_.max_samples);
+        ASSERT_LT(span.sampler_rank, limits_.rank_count);
+      }
+      (span.prefill ? prefill : decode) += span.rows;
+      ASSERT_TRUE(span.prefill || span.split == kv::Split::kShared);
+      ASSERT_TRUE(span.split != kv::Split::kZigzag || span.rows >= 2 * limits_.rank_count);
+      ASSERT_TRUE(span.split != kv::Split::kInterleave || span.rows >= limits_.rank_count);
+      owned += span.split == kv::Split::kShared ? 0 : 1;
+      if (!span.prefill) groupings.insert({span.grouping.width, span.grouping.c});
+      marks.full_hits += span.no_write ? 1 : 0;
+      marks.input_refs += span.has_input_ref ? 1 : 0;
+    }
+    ASSERT_FALSE(plan.spans.empty());
+    ASSERT_LE(prefill + decode, limits_.max_step_rows);
+    ASSERT_LE(static_cast<int64_t>(plan.copies.size()), limits_.max_copies());
+    ASSERT_GE(plan.padded.prefill, prefill);
+    ASSERT_GE(plan.padded.decode, decode);
+    marks.owned += owned;
+    marks.mixed += owned > 0 && groupings.size() > 1 ? 1 : 0;
+    marks.copies += static_cast<int64_t>(plan.copies.size());
+    ++marks.plans;
+  }
+
+  // A plan that kills its workers is tried twice, then given up.
+  void execute_next() {
+    if (in_flight_.empty()) return;
+    if (workers_.poisoned(in_flight_.front())) return abandon();
+    Executed done{std::move(in_flight_.front()), {}, all_ranks(limits_.rank_count)};
+    in_flight_.pop_front();
+    done.samples = workers_.execute(done.plan);
+    executed_.push_back(std::move(done));
+  }
+
+  StepAcknowledged acknowledgement(const Executed& done, int rank) {
+    StepAcknowledged ack{done.plan.step, rank, {}};
+    for (const Span& span : done.plan.spans) {
+      if (!span.sample || span.sampler_rank != rank) continue;
+      for (const Sample& sample : done.samples) {
+        if (sample.sample_index == span.sample_index) ack.samples.push_back(sample);
+      }
+    }
+    return ack;
+  }
+
+  void acknowledge() {
+    if (!old_acks_.empty() && chance(20)) {
+      feed(old_acks_[static_cast<size_t>(below(static_cast<int64_t>(old_acks_.size())))]);
+      return;
+    }
+    if (executed_.empty()) return;
+    // Mostly of the oldest plan; ranks in any order.
+    Executed& done = executed_[static_cast<size_t>(below(static_cast<int64_t>(executed_.size())))];
+    if (done.unsent == 0) return;
+    int rank;
+    do {
+      rank = static_cast<int>(below(limits_.rank_count));
+    } while (!holds(done.unsent, rank));
+    done.unsent &= ~mask_of(rank);
+    const StepAcknowledged ack = acknowledgement(done, rank);
+    if (old_acks_.size() < 50)
+      old_acks_.push_back(ack);
+    else
+      old_acks_[static_cast<size_t>(below(50))] = ack;
+    while (!executed_.empty() && executed_.front().unsent == 0) executed_.pop_front();
+    feed(ack);
+  }
+
+  // Workers die in the middle of a plan; all plans in flight are run again, the same bytes.
+  void crash() {
+    ++marks.crashes;
+    if (!in_flight_.empty()) workers_.execute(in_flight_.front(), below(60));
+    for (Executed& done : executed_) {
+      const std::vector<Sample> again = workers_.execute(done.plan);
+      ASSERT_EQ(again.size(), done.samples.size());
+      for (size_t i = 0; i < again.size(); ++i) ASSERT_EQ(again[i].token, done.samples[i].token);
+    }
+  }
+
+  void abandon() {
+    const int64_t count = static_cast<int64_t>(executed_.size() + in_flight_.size());
+    if (count == 0) return;
+    if (!in_flight_.empty()) workers_.execute(in_flight_.front(), below(60));
+    for (const Executed& done : executed_) {
+      if (count == 1 && done.plan.spans.size() == 1) mark_alone(done.plan);
+    }
+    for (const Plan& plan : in_flight_) {
+      if (count == 1 && plan.spans.size() == 1) mark_alone(plan);
+    }
+    executed_.clear();
+    in_flight_.clear();
+    ++marks.abandoned;
+    feed(PlansAbandoned{});
+  }
+  void mark_alone(const Plan& plan) {
+    const auto found = live_.find(plan.spans[0].request);
+    if (found != live_.end()) found->second.abandoned_alone = true;
+  }
+
+  void take(const std::vector<Notice>& notices) {
+    for (const Notice& notice : notices) {
+      std::visit([&](const auto& n) { on(n); }, notice);
+    }
+  }
+  void on(const TokenNotice& notice) {
+    Live& live = live_.at(notice.request);
+    const Truth& truth = workers_.truth(notice.request);
+    ASSERT_EQ(notice.index, live.answered++);
+    ASSERT_EQ(notice.token, truth.tokens.at(static_cast<size_t>(truth.prompt + notice.index)));
+  }
+  void on(const PrefillNotice& notice) {
+    ASSERT_LE(notice.done, notice.total);
+    ASSERT_EQ(notice.total, workers_.truth(notice.request).prompt);
+  }
+  void on(const RegroupedNotice& notice) {
+    if (notice.error.code == ErrorCode::kOk) {
+      ++marks.regroups;
+      marks.moved += notice.bytes_moved > 0 ? 1 : 0;
+      marks.thinned += notice.pages_dropped > 0 ? 1 : 0;
+    } else {
+      ++marks.regroups_refused;
+      ASSERT_EQ(notice.before, notice.after);
+      ASSERT_TRUE(notice.error.code == ErrorCode::kResourceExhausted ||
+                  notice.error.code == ErrorCode::kTooLarge)
+          << notice.error.text();
+    }
+  }
+  void on(const FinishedNotice& notice) {
+    const auto found = live_.find(notice.request);
+    ASSERT_NE(found, live_.end()) << "finished twice";
+    const Live live = found->second;
+    const Truth& truth = workers_.truth(notice.request);
+    live_.erase(found);
+    ASSERT_EQ(notice.completion_tokens, live.answered);
+    ASSERT_EQ(notice.prompt_tokens, truth.prompt);
+    ASSERT_TRUE(live.arrival.use_prefix_cache || notice.cached_tokens == 0);
+    marks.hits += notice.cached_tokens > 0 ? 1 : 0;
+    switch (notice.reason) {
+      case FinishReason::kStop:
+      case FinishReason::kLength:
+        ASSERT_EQ(notice.reason, truth.reason);
+        ASSERT_EQ(live.answered, static_cast<int64_t>(truth.tokens.size()) - truth.prompt);
+        marks.stopped += notice.reason == FinishReason::kStop ? 1 : 0;
+        break;
+      case FinishReason::kCancelled:
+        ASSERT_TRUE(live.cancelled);
+        ++marks.cancelled;
+        break;
+      case FinishReason::kError:
+        return on_error(notice, live, truth);
+    }
+  }
+  void on_error(const FinishedNotice& notice, const Live& live, const Truth& truth) {
+    switch (notice.error.code) {
+      case ErrorCode::kNumerical:
+        ASSERT_EQ(truth.reason, FinishReason::kError);
+        ++marks.numerical;
+        return;
+      case ErrorCode::kInternal:
+        ASSERT_TRUE(live.abandoned_alone);
+        ++marks.internal;
+        return;
+      case ErrorCode::kTooLarge:
+      case ErrorCode::kResourceExhausted:
+        ++marks.refused;
+        return;
+      default:
+        FAIL() << notice.error.text();
+    }
+  }
+
+  void expect_all_pages_back() {
+    for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
+      const PoolCounts pool = plane_.pool(stream, rank);
+      EXPECT_EQ(pool.free + pool.cached, pool.pages);
+      EXPECT_EQ(pool.used, 0);
+      EXPECT_EQ(pool.in_flight, 0);
+      EXPECT_EQ(pool.reserved, 0);
+    });
+  }
+
+  SplitMix64 random_;
+  Profile profile_;
+  Limits limits_;
+  ControlPlane plane_;
+  FakeWorkers workers_;
+  std::vector<std::vector<uint32_t>> documents_;
+  std::map<RequestId, Live> live_;
+  std::deque<Executed> executed_;
+  std::deque<Plan> in_flight_;  // published, not executed
+  std::vector<StepAcknowledged> old_acks_;
+  uint64_t requests_ = 0, commands_ = 0, steps_ = 0;
+  int64_t clock_ = 0;
+};
+
+void run_seeds(uint64_t first, uint64_t count, const Profile& profile) {
+  for (uint64_t seed = first; seed < first + count; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::cerr << (seed == first ? "seeds " : " ") << seed
+              << std::flush;  // a CHECK leaves no time to say it later
+    Driver(seed, profile).run();
+    if (::testing::Test::HasFailure()) return;
+  }
+  std::cerr << std::endl;
+}
+
+TEST(Driver, RoomyPools) { run_seeds(1, 150, {.iterations = 1500, .tight = false}); }
+TEST(Driver, TightPools) { run_seeds(1001, 150, {.iterations = 1500, .tight = true}); }
+
+}  // namespace
+}  // namespace weft::controlplane

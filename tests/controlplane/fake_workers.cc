@@ -1,0 +1,190 @@
+#include "tests/controlplane/fake_workers.h"
+
+#include <algorithm>
+
+#include "proto/vocab/check.h"
+#include "proto/vocab/random.h"
+
+namespace weft::controlplane {
+
+uint64_t extend_history(uint64_t history, uint32_t token) { return mix64(history * 31 + token); }
+uint32_t token_of(uint64_t history) { return static_cast<uint32_t>(mix64(history ^ 0x5eed) % kVocabulary); }
+
+Truth truth_of(uint64_t salt, std::vector<uint32_t> prompt, int64_t max_tokens,
+               const std::vector<uint32_t>& stop_tokens, int64_t nan_row) {
+  Truth truth;
+  truth.salt = salt;
+  truth.prompt = static_cast<int64_t>(prompt.size());
+  truth.tokens = std::move(prompt);
+  truth.nan_row = nan_row;
+  uint64_t history = salt;
+  for (const uint32_t token : truth.tokens)
+    truth.histories.push_back(history = extend_history(history, token));
+  for (int64_t i = 0; i < max_tokens; ++i) {
+    if (truth.prompt + i - 1 == nan_row) {
+      truth.reason = FinishReason::kError;
+      break;
+    }
+    const uint32_t token = token_of(history);
+    truth.tokens.push_back(token);
+    truth.histories.push_back(history = extend_history(history, token));
+    if (std::count(stop_tokens.begin(), stop_tokens.end(), token) > 0) {
+      truth.reason = FinishReason::kStop;
+      break;
+    }
+  }
+  return truth;
+}
+
+FakeWorkers::FakeWorkers(const Limits& limits)
+    : limits_(limits), tables_(static_cast<size_t>(limits.table_count)) {
+  for (const kv::Stream stream : kAllStreams) {
+    for (int rank = 0; rank < limits.rank_count; ++rank) {
+      pools_[static_cast<size_t>(stream)].emplace_back(
+          static_cast<size_t>(limits.pages(stream, rank)),
+          Page(static_cast<size_t>(limits.geometry.block_tokens)));
+    }
+  }
+}
+
+void FakeWorkers::publish(const Plan& plan, const std::deque<Plan>& in_flight) {
+  for (const TableWrite& write : plan.table_writes) {
+    for (const Plan& other : in_flight) {
+      for (const Span& span : other.spans) {
+        if (span.table != write.table) continue;
+        CHECK_GE(write.first_block, ceil_div(span.start + span.rows, limits_.geometry.block_tokens));
+        CHECK_EQ(write.version, span.table_version);
+      }
+    }
+    Table& table = tables_.at(number(write.table));
+    if (table.version != write.version) {
+      CHECK_EQ(write.first_block, 0);
+      table.blocks.clear();
+      table.version = write.version;
+    }
+    CHECK_EQ(write.first_block, static_cast<int64_t>(table.blocks.size()));
+    table.blocks.insert(table.blocks.end(), write.blocks.begin(), write.blocks.end());
+    CHECK_LE(static_cast<int64_t>(table.blocks.size()), limits_.table_blocks());
+  }
+}
+
+bool FakeWorkers::poisoned(const Plan& plan) const {
+  return std::any_of(plan.spans.begin(), plan.spans.end(), [&](const Span& span) {
+    const int64_t row = truths_.at(span.request).poison_row;
+    return row >= span.start && row < span.start + span.rows;
+  });
+}
+
+const BlockPages& FakeWorkers::entry(const Span& span, int64_t block) const {
+  const Table& table = tables_.at(number(span.table));
+  CHECK_EQ(table.version, span.table_version);
+  return table.blocks.at(static_cast<size_t>(block));
+}
+
+std::vector<Sample> FakeWorkers::execute(const Plan& plan, int64_t writes_limit) {
+  int64_t writes_left = writes_limit;
+  for (const PageCopy& copy : plan.copies) {
+    if (--writes_left < 0) return {};
+    page(copy.stream, copy.to_rank, copy.to_page) = page(copy.stream, copy.from_rank, copy.from_page);
+  }
+  std::vector<Sample> samples;
+  for (const Span& span : plan.spans) {
+    const Truth& truth = truths_.at(span.request);
+    run_rows(span, truth, writes_left);
+    if (writes_left < 0) return {};
+    const int64_t last = span.start + span.rows - 1;
+    const bool wasted = last >= static_cast<int64_t>(truth.tokens.size());
+    if (!wasted) check_reads(span, truth);
+    if (!span.sample) continue;
+    Sample sample{span.request, span.sample_index, 0, false};
+    if (!wasted && last == truth.nan_row) {
+      sample.not_finite = true;
+    } else if (!wasted) {
+      sample.token = token_of(truth.histories[static_cast<size_t>(last)]);
+    }
+    token_table_[{plan.step, span.sample_index}] = sample.token;
+    samples.push_back(sample);
+  }
+  return samples;
+}
+
+uint64_t FakeWorkers::history_before(const Span& span, const Truth& truth) {
+  if (span.start == 0) return truth.salt;
+  const int64_t position = span.start - 1;
+  const int64_t block_tokens = limits_.geometry.block_tokens;
+  const BlockPages& pages = entry(span, position / block_tokens);
+  for (int rank = 0; rank < limits_.rank_count; ++rank) {
+    const PageId id = pages.page[0][static_cast<size_t>(rank)];
+    if (id == kNoPage) continue;
+    const Slot& slot = page(kv::Stream::kEntries, rank, id)[static_cast<size_t>(position % block_tokens)];
+    CHECK_EQ(slot.position, position);
+    return slot.history;
+  }
+  CHECK(false, "position ", position, " is nowhere");
+  return 0;
+}
+
+void FakeWorkers::run_rows(const Span& span, const Truth& truth, int64_t& writes_left) {
+  const int64_t block_tokens = limits_.geometry.block_tokens;
+  uint64_t history = history_before(span, truth);
+  for (int64_t i = 0; i < span.rows; ++i) {
+    const int64_t position = span.start + i;
+    const uint32_t token = span.has_input_ref
+                               ? token_table_.at({span.input_ref.step, span.input_ref.sample_index})
+                               : span.tokens.at(static_cast<size_t>(i));
+    history = extend_history(history, token);
+    if (position < static_cast<int64_t>(truth.tokens.size())) {
+      CHECK_EQ(token, truth.tokens[static_cast<size_t>(position)]);
+      CHECK_EQ(history, truth.histories[static_cast<size_t>(position)]);
+    }
+    ++rows_checked_;
+    if (span.no_write) continue;
+    const BlockPages& pages = entry(span, position / block_tokens);
+    for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
+      const PageId id = pages.page[static_cast<size_t>(stream)][static_cast<size_t>(rank)];
+      if (id == kNoPage || --writes_left < 0) return;
+      page(stream, rank, id)[static_cast<size_t>(position % block_tokens)] = {position, history};
+    });
+    if (writes_left < 0) return;
+  }
+}
+
+// Every page that the table names holds the right rows, and every reader has the blocks it reads.
+void FakeWorkers::check_reads(const Span& span, const Truth& truth) {
+  const int64_t block_tokens = limits_.geometry.block_tokens;
+  const int64_t end = span.start + span.rows;
+  for (int64_t block = 0; block * block_tokens < end; ++block) {
+    check_readers(span, block);
+    const BlockPages& pages = entry(span, block);
+    for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
+      const PageId id = pages.page[static_cast<size_t>(stream)][static_cast<size_t>(rank)];
+      if (id == kNoPage) return;
+      const Page& content = page(stream, rank, id);
+      for (int64_t p = block * block_tokens; p < std::min(end, (block + 1) * block_tokens); ++p) {
+        const Slot& slot = content[static_cast<size_t>(p % block_tokens)];
+        CHECK(slot.position == p && slot.history == truth.histories[static_cast<size_t>(p)], "request ",
+              number(span.request), " position ", p, " rank ", rank, ": found ", slot.position);
+      }
+    });
+  }
+}
+
+void FakeWorkers::check_readers(const Span& span, int64_t block) {
+  const BlockPages& pages = entry(span, block);
+  const auto has = [&](kv::Stream stream, int rank) {
+    return pages.page[static_cast<size_t>(stream)][static_cast<size_t>(rank)] != kNoPage;
+  };
+  for (const kv::Stream stream : kAllStreams) {
+    if (!limits_.uses(stream)) continue;
+    const int c = stream == kv::Stream::kEntries ? span.grouping.c : span.index_c;
+    for (int rank = 0; rank < limits_.rank_count; ++rank) {
+      const bool reads =
+          span.grouping.contains(rank) &&
+          kv::class_owner(kv::residue_class(block, c), span.origin, c) == (rank - span.grouping.base) % c;
+      // Exactly the readers hold it: no reader without bytes, no bytes without a reader.
+      CHECK_EQ(reads, has(stream, rank));
+    }
+  }
+}
+
+}  // namespace weft::controlplane
