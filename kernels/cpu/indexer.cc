@@ -1,0 +1,333 @@
+#include "kernels/indexer.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "kernels/bf16.h"
+#include "kernels/cpu/candidate_list.h"
+#include "kernels/cpu/index_tile.h"
+#include "proto/vocab/check.h"
+
+namespace weft::kernels {
+namespace {
+
+constexpr int64_t kChunkKeys = 256;  // scored before they are offered; 256 keys × 64 × 4 B lie in L2
+constexpr int64_t kScoreStride = kChunkKeys + 16;  // rows do not share cache sets
+constexpr int64_t kTileRowsMax = 64;
+constexpr int64_t kTileQueryBytes = 64 << 10;  // packed queries of a row tile stay in L1 or near it
+constexpr int64_t kPartKeysMin = 2048;         // splitting keys finer costs more in merging than it spreads
+
+int64_t panel_width(int64_t block_tokens) { return std::min<int64_t>(16, block_tokens); }
+// Words (32 bits) of a key: one per float32, one per pair of bf16.
+int64_t word_count(DType dtype, int64_t width) { return dtype == DType::kF32 ? width : width / 2; }
+
+void check_shape(int64_t width, DType dtype, int64_t block_tokens) {
+  CHECK(width > 0 && (dtype == DType::kF32 || width % 2 == 0), "index key width ", width);
+  CHECK(block_tokens >= 8 && (block_tokens & (block_tokens - 1)) == 0 && block_tokens <= kChunkKeys,
+        "block of ", block_tokens, " tokens");
+}
+
+// A slot's element i, counted in elements of the page's dtype.
+int64_t element_index(int64_t width, DType dtype, int64_t block_tokens, int64_t slot, int64_t i) {
+  const int64_t lanes = panel_width(block_tokens);
+  const int64_t panel = slot / lanes * width * lanes;
+  if (dtype == DType::kF32) return panel + i * lanes + slot % lanes;
+  return panel + i / 2 * 2 * lanes + slot % lanes * 2 + i % 2;
+}
+
+// Keys of some consecutive blocks, as panels; columns of the score matrix are the blocks' slots side by side,
+// each block rounded up to whole panels.
+struct KeyChunk {
+  std::span<const IndexKeys> blocks;
+  int64_t panel_count = 0;
+  std::array<const float*, kChunkKeys / 8> panels;
+  std::array<int64_t, kChunkKeys / 8> first_positions;
+  std::array<int64_t, kChunkKeys / 8> columns;  // of a block
+};
+
+// Takes as many blocks as fit from the front of `blocks`.
+void next_chunk(const IndexSelect& p, std::span<const IndexKeys>& blocks, KeyChunk& chunk) {
+  const int64_t lanes = panel_width(p.block_tokens);
+  const int64_t panel_words = word_count(p.dtype, p.width) * lanes;
+  chunk.panel_count = 0;
+  size_t taken = 0;
+  for (; taken < blocks.size(); ++taken) {
+    const IndexKeys& block = blocks[taken];
+    const int64_t panels = (block.valid + lanes - 1) / lanes;
+    if ((chunk.panel_count + panels) * lanes > kChunkKeys || taken == chunk.columns.size()) break;
+    chunk.columns[taken] = chunk.panel_count * lanes;
+    for (int64_t i = 0; i < panels; ++i) {
+      const auto at = static_cast<size_t>(chunk.panel_count++);
+      chunk.panels[at] = static_cast<const float*>(block.page_layer) + i * panel_words;
+      chunk.first_positions[at] = block.first_position + i * lanes;
+    }
+  }
+  chunk.blocks = blocks.first(taken);
+  blocks = blocks.subspan(taken);
+}
+
+// Some rows of the call with their queries packed for the tile kernel, and where their scores and candidates
+// go.
+class RowTile {
+ public:
+  RowTile() = default;
+
+  void load(const IndexSelect& p, int64_t row_begin, int64_t row_end) {
+    words_ = word_count(p.dtype, p.width);
+    rows_ = row_end - row_begin;
+    limits_.assign(static_cast<size_t>(rows_), std::numeric_limits<int64_t>::max());
+    if (p.row_positions != nullptr) std::copy_n(p.row_positions + row_begin, rows_, limits_.begin());
+    const int64_t pairs = rows_ * p.heads;
+    const int64_t tile_count = (pairs + kTilePairs - 1) / kTilePairs;
+    packed_.assign(static_cast<size_t>(tile_count * words_ * kTilePairs), 0.0f);
+    scores_.resize(static_cast<size_t>(rows_ * kScoreStride));
+    tiles_.assign(static_cast<size_t>(tile_count), QueryTile{});
+    for (int64_t t = 0; t < tile_count; ++t) {
+      const int64_t begin = t * kTilePairs;
+      load_tile(p, row_begin, begin, std::min<int64_t>(kTilePairs, pairs - begin),
+                tiles_[static_cast<size_t>(t)], packed_.data() + t * words_ * kTilePairs);
+    }
+  }
+
+  // Fills the scores of the chunk, except of panels that no row of a tile sees.
+  void score(const KeyChunk& chunk, int64_t lanes, ScoreTile kernel) {
+    for (int64_t i = 0; i < chunk.panel_count; i += 2) {
+      const auto at = static_cast<size_t>(i);
+      KeyPanels keys{.count = static_cast<int>(std::min<int64_t>(2, chunk.panel_count - i)),
+                     .width = lanes,
+                     .word_count = words_};
+      for (size_t j = 0; j < static_cast<size_t>(keys.count); ++j) keys.panels[j] = chunk.panels[at + j];
+      for (int64_t j = i + 2; j < std::min(i + 4, chunk.panel_count); ++j) {
+        prefetch(chunk.panels[static_cast<size_t>(j)], words_ * lanes);
+      }
+      for (const QueryTile& tile : tiles_) {
+        if (tile.last_position < chunk.first_positions[at]) continue;
+        kernel(tile, keys, scores_.data() + i * lanes, kScoreStride);
+      }
+    }
+  }
+
+  const float* scores(int64_t row) const { return scores_.data() + row * kScoreStride; }
+  int64_t rows() const { return rows_; }
+  int64_t limit(int64_t row) const { return limits_[static_cast<size_t>(row)]; }
+
+ private:
+  void load_tile(const IndexSelect& p, int64_t row_begin, int64_t pair_begin, int64_t pair_count,
+                 QueryTile& tile, float* packed) {
+    tile.words = packed;
+    tile.pairs = static_cast<int>(pair_count);
+    for (int64_t i = 0; i < pair_count; ++i) {
+      const int64_t row = (pair_begin + i) / p.heads, head = (pair_begin + i) % p.heads;
+      const int64_t pair = (row_begin + row) * p.heads + head;
+      if (head == 0) tile.first_heads |= 1u << i;
+      tile.rows[i] = static_cast<int32_t>(row);
+      tile.weights[i] = p.weights[pair];
+      tile.last_position =
+          std::max(i == 0 ? std::numeric_limits<int64_t>::min() : tile.last_position, limit(row));
+      const auto* from = static_cast<const std::byte*>(p.query) + pair * words_ * 4;
+      for (int64_t w = 0; w < words_; ++w) std::memcpy(packed + w * kTilePairs + i, from + w * 4, 4);
+    }
+  }
+
+  static void prefetch(const float* panel, int64_t words) {
+    for (int64_t w = 0; w < words; w += 16) __builtin_prefetch(panel + w);
+  }
+
+  int64_t words_ = 0;
+  int64_t rows_ = 0;
+  std::vector<int64_t> limits_;
+  std::vector<QueryTile> tiles_;
+  std::vector<float> packed_;
+  std::vector<float> scores_;  // [rows][kScoreStride], columns as in the chunk
+};
+
+struct Workspace {
+  RowTile rows;
+  KeyChunk chunk;
+  std::vector<CandidateList> lists;  // one per row of the tile
+};
+
+void check_call(const IndexSelect& p) {
+  check_shape(p.width, p.dtype, p.block_tokens);
+  CHECK(p.heads > 0 && p.rows >= 0, "heads ", p.heads, ", rows ", p.rows);
+  int64_t next = std::numeric_limits<int64_t>::min();
+  for (const IndexKeys& block : p.keys) {
+    CHECK(block.valid >= 0 && block.valid <= p.block_tokens && block.first_position >= next);
+    next = block.first_position + block.valid;
+  }
+  CHECK_LE(next, int64_t{std::numeric_limits<int32_t>::max()});
+}
+
+// Streams `keys` past rows [row_begin, row_end), leaving their best in the workspace's lists.
+void select_rows(const IndexSelect& p, int64_t row_begin, int64_t row_end, std::span<const IndexKeys> keys,
+                 Workspace& work) {
+  const ScoreTile kernel = score_tile(p.dtype);
+  const int64_t lanes = panel_width(p.block_tokens);
+  work.rows.load(p, row_begin, row_end);
+  const int64_t rows = work.rows.rows();
+  if (static_cast<int64_t>(work.lists.size()) < rows) work.lists.resize(static_cast<size_t>(rows));
+  int64_t last = std::numeric_limits<int64_t>::min();
+  for (int64_t row = 0; row < rows; ++row) {
+    work.lists[static_cast<size_t>(row)].reset(p.top_k);
+    last = std::max(last, work.rows.limit(row));
+  }
+  while (!keys.empty() && keys.front().first_position <= last) {
+    next_chunk(p, keys, work.chunk);
+    work.rows.score(work.chunk, lanes, kernel);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (size_t b = 0; b < work.chunk.blocks.size(); ++b) {
+        const IndexKeys& block = work.chunk.blocks[b];
+        if (work.rows.limit(row) < block.first_position) break;
+        const int64_t seen =
+            work.rows.limit(row) - block.first_position;  // keys seen, less one; cannot overflow
+        work.lists[static_cast<size_t>(row)].offer(work.rows.scores(row) + work.chunk.columns[b],
+                                                   seen < block.valid ? seen + 1 : block.valid,
+                                                   block.first_position);
+      }
+    }
+  }
+}
+
+// How the work is cut: tiles of rows, and (where rows are few) ranges of blocks whose lists are merged
+// afterwards.
+struct Partition {
+  int64_t tile_rows = 1, tiles = 0, parts = 1;
+};
+
+Partition partition(const IndexSelect& p, int threads) {
+  const int64_t row_bytes = p.heads * p.width * static_cast<int64_t>(dtype_bytes(p.dtype));
+  const int64_t wanted_tasks = threads == 1 ? 1 : 2 * threads;
+  Partition cut;
+  cut.tile_rows = std::clamp<int64_t>(kTileQueryBytes / row_bytes, 1, kTileRowsMax);
+  // Smaller tiles read the keys more often: not below 16 rows for the sake of threads.
+  cut.tile_rows = std::min(cut.tile_rows, std::max<int64_t>(16, (p.rows + wanted_tasks - 1) / wanted_tasks));
+  cut.tiles = (p.rows + cut.tile_rows - 1) / cut.tile_rows;
+  const int64_t keys = static_cast<int64_t>(p.keys.size()) * p.block_tokens;
+  const int64_t parts = (wanted_tasks + cut.tiles - 1) / cut.tiles;
+  cut.parts = std::max<int64_t>(1, std::min(parts, keys / kPartKeysMin));
+  return cut;
+}
+
+}  // namespace
+
+void store_index_key(const float* key, int64_t width, DType dtype, int64_t block_tokens, int64_t slot,
+                     void* page_layer) {
+  check_shape(width, dtype, block_tokens);
+  CHECK(slot >= 0 && slot < block_tokens, "slot ", slot);
+  for (int64_t i = 0; i < width; ++i) {
+    const int64_t at = element_index(width, dtype, block_tokens, slot, i);
+    if (dtype == DType::kF32) {
+      static_cast<float*>(page_layer)[at] = key[i];
+    } else {
+      static_cast<uint16_t*>(page_layer)[at] = f32_to_bf16(key[i]);
+    }
+  }
+}
+
+void load_index_key(const void* page_layer, int64_t width, DType dtype, int64_t block_tokens, int64_t slot,
+                    float* key) {
+  check_shape(width, dtype, block_tokens);
+  CHECK(slot >= 0 && slot < block_tokens, "slot ", slot);
+  for (int64_t i = 0; i < width; ++i) {
+    const int64_t at = element_index(width, dtype, block_tokens, slot, i);
+    key[i] = dtype == DType::kF32 ? static_cast<const float*>(page_layer)[at]
+                                  : bf16_to_f32(static_cast<const uint16_t*>(page_layer)[at]);
+  }
+}
+
+void index_select(const IndexSelect& p, Parallel& parallel) {
+  check_call(p);
+  CHECK_GT(p.top_k, 0);
+  if (p.rows == 0) return;
+  const Partition cut = partition(p, parallel.thread_count());
+  std::vector<Workspace> work(static_cast<size_t>(parallel.thread_count()));
+  std::vector<Candidate> part_lists;  // [parts][rows][top_k]
+  std::vector<int32_t> part_counts;   // [parts][rows]
+  if (cut.parts > 1) {
+    part_lists.resize(static_cast<size_t>(cut.parts * p.rows * p.top_k));
+    part_counts.resize(static_cast<size_t>(cut.parts * p.rows));
+  }
+  const auto blocks = static_cast<int64_t>(p.keys.size());
+  parallel.run(cut.tiles * cut.parts, [&](int64_t task, int thread) {
+    const int64_t part = task % cut.parts;
+    // Later rows see more keys: the longest tasks start first.
+    const int64_t row_begin = (cut.tiles - 1 - task / cut.parts) * cut.tile_rows;
+    const int64_t row_end = std::min(p.rows, row_begin + cut.tile_rows);
+    const int64_t block_begin = blocks * part / cut.parts, block_end = blocks * (part + 1) / cut.parts;
+    Workspace& own = work[static_cast<size_t>(thread)];
+    select_rows(
+        p, row_begin, row_end,
+        p.keys.subspan(static_cast<size_t>(block_begin), static_cast<size_t>(block_end - block_begin)), own);
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      const int64_t at = part * p.rows + row;
+      Candidate* out = cut.parts > 1 ? part_lists.data() + at * p.top_k : p.out + row * p.top_k;
+      int32_t& count = cut.parts > 1 ? part_counts[static_cast<size_t>(at)] : p.out_count[row];
+      count = static_cast<int32_t>(own.lists[static_cast<size_t>(row - row_begin)].take(out));
+    }
+  });
+  if (cut.parts == 1) return;
+  parallel.run(p.rows, [&](int64_t row, int thread) {
+    Workspace& own = work[static_cast<size_t>(thread)];
+    if (own.lists.empty()) own.lists.resize(1);
+    own.lists[0].reset(p.top_k);
+    for (int64_t part = 0; part < cut.parts; ++part) {
+      const int64_t at = part * p.rows + row;
+      own.lists[0].offer(part_lists.data() + at * p.top_k, part_counts[static_cast<size_t>(at)]);
+    }
+    p.out_count[row] = static_cast<int32_t>(own.lists[0].take(p.out + row * p.top_k));
+  });
+}
+
+void index_scores(const IndexSelect& p, int64_t row, float* scores) {
+  check_call(p);
+  CHECK(row >= 0 && row < p.rows, "row ", row);
+  IndexSelect all = p;
+  all.row_positions = nullptr;  // every key
+  Workspace work;
+  work.rows.load(all, row, row + 1);
+  for (std::span<const IndexKeys> keys = p.keys; !keys.empty();) {
+    next_chunk(p, keys, work.chunk);
+    work.rows.score(work.chunk, panel_width(p.block_tokens), score_tile(p.dtype));
+    for (size_t b = 0; b < work.chunk.blocks.size(); ++b) {
+      const float* from = work.rows.scores(0) + work.chunk.columns[b];
+      scores =
+          std::transform(from, from + work.chunk.blocks[b].valid, scores, [](float s) { return s + 0.0f; });
+    }
+  }
+}
+
+int64_t merge_candidates(std::span<const std::span<const Candidate>> lists, int64_t top_k, Candidate* out) {
+  CHECK_GT(top_k, 0);
+  std::vector<Candidate> all;
+  std::vector<std::ptrdiff_t> runs;  // where ascending runs of positions begin
+  for (const auto& list : lists) {
+    for (const Candidate& candidate : list) {
+      if (all.empty() || candidate.position < all.back().position) {
+        runs.push_back(static_cast<std::ptrdiff_t>(all.size()));
+      }
+      all.push_back(candidate);
+    }
+  }
+  // Lists from index_select are ascending, so there are few runs: merging them is linear in each round.
+  runs.push_back(static_cast<std::ptrdiff_t>(all.size()));
+  while (runs.size() > 2) {
+    std::vector<std::ptrdiff_t> merged;
+    for (size_t i = 0; i + 1 < runs.size(); i += 2) {
+      merged.push_back(runs[i]);
+      if (i + 2 >= runs.size()) continue;
+      std::inplace_merge(all.begin() + runs[i], all.begin() + runs[i + 1], all.begin() + runs[i + 2],
+                         [](const Candidate& a, const Candidate& b) { return a.position < b.position; });
+    }
+    merged.push_back(runs.back());
+    runs = std::move(merged);
+  }
+  CandidateList best;
+  best.reset(top_k);
+  best.offer(all.data(), static_cast<int64_t>(all.size()));
+  return best.take(out);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,32 @@
+// What follows the score products in MLA attention: softmax weights of a group, the weighted sum of its
+// values, and merging of partials. The order is that of kernels/mla_attention.h. Stateless, any thread with
+// flush-to-zero on.
+#pragma once
+
+#include <cstdint>
+
+#include "proto/vocab/ids.h"
+
+namespace weft::kernels {
+
+inline constexpr int64_t kGroupEntries =
+    64;  // m grows, and accumulators are rescaled, at the borders of groups
+
+// scores[0 … count): exponents t in, weights p out (columns up to the next multiple of 16 are overwritten).
+// Raises m to the largest n; returns the factor 2^(old m − new m) that takes the accumulators so far to the
+// new m.
+float group_weights(float* scores, int64_t count, int32_t& m);
+
+struct GroupValues {
+  DType dtype = DType::kF32;
+  int64_t heads = 0;
+  int64_t latent = 0;
+  const void* const* entries = nullptr;
+  int64_t entry_count = 0;         // 1 … kGroupEntries
+  const float* weights = nullptr;  // [heads][kGroupEntries]
+  const float* factors = nullptr;  // [heads]
+  float* partials = nullptr;       // [heads][latent + 2]: o and l are multiplied by the factor, then added to
+};
+void add_values(const GroupValues& group);
+
+}  // namespace weft::kernels
