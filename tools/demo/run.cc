@@ -1,0 +1,126 @@
+#include "tools/demo/run.h"
+
+#include <iostream>
+
+#include "proto/vocab/units.h"
+#include "tools/client/client.h"
+#include "tools/ctl/connect.h"
+#include "tools/ctl/run.h"
+#include "tools/demo/long_prompt.h"
+#include "tools/demo/progress.h"
+#include "tools/demo/report.h"
+#include "tools/demo/source_text.h"
+
+namespace weft::demo {
+namespace {
+
+std::string count(uint64_t value) { return human_count(static_cast<int64_t>(value)); }
+
+// The licences may be missing on a small system; a file that the user named may not.
+Result<std::string> source_text(const DemoOptions& options) {
+  if (!options.source.empty()) return read_source(options.source);
+  auto text = read_source(kDefaultFolder);
+  return text ? std::move(text) : Result<std::string>(std::string());
+}
+
+void introduce(const DemoOptions& options, const LongPrompt& prompt, const wire::StatusReply& status,
+               ctl::Context& context) {
+  const auto& terminal = context.terminal;
+  const std::string source = options.source.empty() ? kDefaultFolder : options.source;
+  std::string stations;
+  for (const Fact& fact : prompt.facts) stations += (stations.empty() ? "" : ", ") + fact.station;
+  ctl::Table table({{"", false}, {"", false}});
+  const auto add = [&](const char* name, const std::string& text) {
+    table.add({ctl::Cell(name, ctl::Style::kDim), text});
+  };
+  add("model", status.model() + " (" + status.model_type() + ")");
+  add("workers", std::to_string(status.workers()) + ", " + status.instruction_set());
+  add("document", count(prompt.source_bytes) + " bytes of " + source + ", " + count(prompt.made_bytes) +
+                      " bytes of made text");
+  add("planted", stations + " (seed " + std::to_string(options.seed) + ")");
+  context.out << ctl::styled("Three facts in " + count(options.context) + " tokens", ctl::Style::kBold,
+                             terminal)
+              << "\n"
+              << table.text(terminal) << "\n"
+              << std::flush;
+}
+
+wire::GenerateRequest request_of(const std::string& prompt, const Fact& fact,
+                                 const ctl::Arguments& arguments) {
+  wire::GenerateRequest request;
+  request.set_text(prompt);
+  request.set_max_tokens(static_cast<uint32_t>(fact.answer.size()));  // one token per byte
+  request.set_prefill(arguments.prefill);
+  request.set_decode(arguments.decode);
+  request.set_index(arguments.index);
+  return request;
+}
+
+Result<Turn> ask_for(const Fact& fact, const std::string& prompt, const std::string& label,
+                     client::Client& client, ctl::Context& context) {
+  const bool people = !context.arguments.json();
+  Turn turn;
+  turn.fact = fact;
+  ProgressBar bar(context.err, context.terminal);
+  client::StreamHandlers handlers;
+  handlers.accepted = [&](const wire::Accepted& accepted) {
+    if (people) context.out << label << " " << count(accepted.prompt_tokens()) << " tokens\n" << std::flush;
+    bar.start();
+  };
+  handlers.progress = [&](const wire::PrefillProgress& progress) {
+    bar.show(progress.done(), progress.total());
+  };
+  handlers.token = [&](const wire::TokenEvent& token) {
+    bar.clear();
+    if (people && token.index() == 0) context.out << "      " << fact.stem;
+    if (people) context.out << ctl::styled(token.text(), ctl::Style::kBold, context.terminal) << std::flush;
+    turn.answered += token.text();
+  };
+  const Time begin = monotonic_now();
+  auto finished = client.generate(request_of(prompt, fact, context.arguments), handlers,
+                                  ctl::timeout_of(context.arguments, client::kForever));
+  turn.wall_ns = static_cast<uint64_t>((monotonic_now() - begin).count());
+  bar.clear();
+  if (people) context.out << "\n" << std::flush;
+  if (!finished) return std::move(finished).error();
+  turn.finished = std::move(*finished);
+  turn.answered += turn.finished.text();
+  if (turn.finished.reason() == "error") return client::from_wire(turn.finished.error());
+  if (turn.finished.reason() == "cancelled") {
+    return error(ErrorCode::kCancelled, "the request was cancelled", "signal");
+  }
+  return turn;
+}
+
+}  // namespace
+
+Result<bool> run_demo(const DemoOptions& options, ctl::Context& context) {
+  PromptOptions prompt_options{options.context, options.seed, {}};
+  TRY(prompt_options.source, source_text(options));
+  TRY(const LongPrompt prompt, build_prompt(prompt_options));
+  wire::ControlRequest status_request;
+  status_request.mutable_status();
+  TRY(const auto status, ctl::ask(context, std::move(status_request)));
+  TRY(auto client, ctl::connect_client(context));
+  if (!context.arguments.json()) introduce(options, prompt, status.status(), context);
+
+  Report report{options.context, prompt.document.size(), options.seed, status.status(), {}};
+  std::string conversation = prompt.document;
+  for (size_t i = 0; i < prompt.facts.size(); ++i) {
+    const Fact& fact = prompt.facts[i];
+    conversation += fact.question();
+    const std::string label = "[" + std::to_string(i + 1) + "/" + std::to_string(prompt.facts.size()) + "]";
+    TRY(Turn turn, ask_for(fact, conversation, label, client, context));
+    turn.planted_at = static_cast<double>(fact.offset) / static_cast<double>(prompt.document.size());
+    conversation += turn.answered;
+    report.turns.push_back(std::move(turn));
+  }
+  if (context.arguments.json()) {
+    context.out << ctl::dump(ctl::document("demo", report_json(report))) << std::endl;
+  } else {
+    context.out << report_text(report, context.terminal) << std::flush;
+  }
+  return report.faults().empty();
+}
+
+}  // namespace weft::demo
