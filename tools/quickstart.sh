@@ -1,0 +1,161 @@
+#!/bin/bash
+# From a fresh checkout to answers out of a long prompt: installs, builds, makes the recall model, starts weftd
+# with CPU workers in a private folder, runs weft-demo, stops, and checks that nothing is left behind.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+usage() {
+  cat <<'TEXT'
+Usage: tools/quickstart.sh [options]
+
+  --context N   tokens of the first request (default 32768; 131072 works too)
+  --workers N   worker processes (default 4)
+  --file PATH   text to read instead of the licences in /usr/share/common-licenses
+  --seed N      of the planted facts; default: new ones each time
+  --keep        leave the daemon running and say what to try next
+  --help        this text
+
+The model is constructed, not trained: it continues a text by looking up what followed the longest similar
+passage before, and knows nothing else. That makes its answers checkable.
+TEXT
+}
+
+context=32768 workers=4 keep=false
+demo_options=()
+
+needs_value() { [[ $# -ge 2 ]] || { echo "quickstart: $1 needs a value (see --help)" >&2; exit 2; }; }
+is_number() { [[ $2 =~ ^[1-9][0-9]{0,8}$ ]] || { echo "quickstart: $1 must be a number, not '$2'" >&2; exit 2; }; }
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --context) needs_value "$@"; is_number "$@"; context=$2; shift ;;
+    --workers) needs_value "$@"; is_number "$@"; workers=$2; shift ;;
+    --file) needs_value "$@"; demo_options+=(--file "$(realpath "$2")"); shift ;;
+    --seed) needs_value "$@"; demo_options+=(--seed "$2"); shift ;;
+    --keep) keep=true ;;
+    --help | -h) usage; exit 0 ;;
+    *) echo "quickstart: unknown option $1 (see --help)" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+bin=build/release/bin
+model=build/release/models/recall
+daemon=  state=
+
+step() { printf '\n==> %s  (%d s)\n' "$*" "$SECONDS"; }
+
+is_alive() { [[ -n $daemon ]] && kill -0 "$daemon" 2>/dev/null; }
+
+# Processes of the daemon's session: the daemon and its workers.
+session_processes() {
+  local stat pid rest
+  for stat in /proc/[0-9]*/stat; do
+    read -r rest <"$stat" 2>/dev/null || continue
+    pid=${rest%% *}
+    rest=${rest##*) }                       # state parent group session …
+    read -r _ _ _ rest _ <<<"$rest"
+    [[ $rest == "$daemon" ]] && echo "$pid"
+  done
+  return 0
+}
+
+stop_daemon() {
+  if is_alive; then
+    "$bin/weftctl" stop --state-dir "$state" --timeout 20 >/dev/null 2>&1 || kill -TERM "$daemon" 2>/dev/null || true
+    local i
+    for ((i = 0; i < 100; ++i)); do is_alive || break; sleep 0.1; done
+    is_alive && kill -KILL "$daemon" 2>/dev/null
+  fi
+  [[ -z $daemon ]] || wait "$daemon" 2>/dev/null || true
+}
+
+# Whatever ends this script, nothing of it stays.
+cleanup() {
+  local code=$?
+  trap - EXIT INT TERM
+  if [[ -n $state ]]; then
+    stop_daemon
+    if [[ $code != 0 && -s $state/weftd.log ]]; then
+      echo "The daemon's last words:" >&2
+      tail -n 15 "$state/weftd.log" >&2
+    fi
+    rm -rf "$state"
+  fi
+  exit "$code"
+}
+
+check_nothing_left() {
+  local left shared
+  left=$(session_processes)
+  [[ -z $left ]] || { echo "still running: $left" >&2; return 1; }
+  left=$(find "$state" -type s)
+  [[ -z $left ]] || { echo "sockets left: $left" >&2; return 1; }
+  shared=$(ls /dev/shm 2>/dev/null || true)
+  left=$(comm -13 <(sort <<<"$shared_before") <(sort <<<"$shared") | grep -i weft || true)
+  [[ -z $left ]] || { echo "shared memory left: $left" >&2; return 1; }
+  echo "nothing left behind: no process, no socket, no shared memory"
+}
+
+step "Packages"
+tools/setup.sh
+
+step "Build"
+cmake --preset release >/dev/null
+cmake --build --preset release --target weftd weft-worker weftctl weft-demo weft-recall-model
+
+step "Recall model"
+if [[ ! -f $model/config.json || $bin/weft-recall-model -nt $model/config.json ]]; then
+  rm -rf "$model" "$model.new"
+  mkdir -p "$(dirname "$model")"
+  "$bin/weft-recall-model" --out "$model.new"
+  mv "$model.new" "$model"
+else
+  echo "$model is up to date"
+fi
+
+step "weftd with $workers workers"
+shared_before=$(ls /dev/shm 2>/dev/null || true)
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+state=$(mktemp -d "${XDG_RUNTIME_DIR:-/tmp}/weft-quickstart.XXXXXX")
+# A session of its own: Ctrl-C reaches this script, which then stops the daemon in order.
+setsid "$bin/weftd" --model "$model" --workers "$workers" --state-dir "$state" \
+  --max-context $((context + 16384)) --pool-tokens $((context + 16384)) \
+  --prefill zigzag --decode "dcp($workers)" >"$state/weftd.log" 2>&1 &
+daemon=$!
+"$bin/weftctl" status --wait --timeout 300 --state-dir "$state" >/dev/null &
+waiter=$!
+# Whichever comes first: readiness, or the daemon's end.
+if ! wait -n -p first "$waiter" "$daemon" || [[ $first == "$daemon" ]]; then
+  kill "$waiter" 2>/dev/null || true
+  echo "quickstart: weftd did not become ready" >&2
+  exit 1
+fi
+
+step "Demo"
+demo=0
+"$bin/weft-demo" --state-dir "$state" --context "$context" "${demo_options[@]}" || demo=$?
+
+if [[ $keep == true && $demo == 0 ]]; then
+  trap - EXIT INT TERM
+  cat <<TEXT
+
+The daemon is still running. Try:
+  $bin/weftctl status --state-dir $state
+  $bin/weftctl requests --all --state-dir $state
+  $bin/weftctl explain 1 --state-dir $state
+  $bin/weftctl generate --file README.md -n 32 --decode dp --state-dir $state
+  $bin/weftctl regroup --defaults --decode tp --state-dir $state
+  $bin/weft-demo --state-dir $state --context $context --index split
+Stop it with:
+  $bin/weftctl stop --state-dir $state && rm -r $state
+TEXT
+  exit 0
+fi
+
+step "Stop"
+stop_daemon
+check_nothing_left || demo=1
+step "Done"
+exit "$demo"
