@@ -1,6 +1,7 @@
 #include "kernels/sample.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <vector>
@@ -22,11 +23,6 @@ double draw(uint64_t seed, uint64_t position) {
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-struct Candidates {
-  std::vector<uint32_t> ids;   // those that may be drawn, ascending
-  std::vector<float> weights;  // by id: 2^((logit − largest) · log2 e / temperature)
-};
-
 // The total order of candidates.
 struct Better {
   const float* logits;
@@ -35,50 +31,92 @@ struct Better {
   }
 };
 
-auto at(std::vector<uint32_t>& ids, size_t i) { return ids.begin() + static_cast<std::ptrdiff_t>(i); }
+// The best `count` ids, ascending. One pass that keeps up to twice as many as asked for and drops what the
+// worst of the best so far excludes: most of a vocabulary costs one comparison.
+std::vector<uint32_t> best_ids(const Better& better, uint32_t vocabulary, size_t count) {
+  std::vector<uint32_t> ids;
+  const auto cut = [&] {
+    const auto last = ids.begin() + static_cast<std::ptrdiff_t>(count - 1);
+    std::nth_element(ids.begin(), last, ids.end(), better);
+    ids.resize(count);
+  };
+  float bar = better.logits[0];
+  for (uint32_t id = 0; id < vocabulary; ++id) {
+    // An equal logit with a higher id than all seen so far does not beat the worst of a full set.
+    if (ids.size() >= count && better.logits[id] <= bar) continue;
+    if (ids.size() < count) bar = std::min(bar, better.logits[id]);
+    ids.push_back(id);
+    if (ids.size() == 2 * count) {
+      cut();
+      bar = better.logits[ids.back()];
+    }
+  }
+  if (ids.size() > count) cut();
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
 
-double sum_of(const Candidates& c) {
+struct Candidates {
+  std::vector<uint32_t> ids;     // ascending
+  std::vector<float> exponents;  // (logit − largest) · (log2 e / temperature), ≤ 0
+  std::vector<float> weights;    // 2^exponent
+};
+
+double sum_of(const std::vector<float>& weights) {
   double sum = 0;
-  for (uint32_t id : c.ids) sum += static_cast<double>(c.weights[id]);
+  for (float w : weights) sum += static_cast<double>(w);
   return sum;
 }
 
-void keep_first(size_t count, Candidates& c) {
-  c.ids.resize(count);
-  std::sort(c.ids.begin(), c.ids.end());
+// Sixteenths of an octave below the largest weight. Monotone in the logit, so whole bins are prefixes of the
+// order.
+constexpr size_t kBins = 2048;  // weights below 2^−126 are 0: the last bin
+size_t bin_of(float exponent) {
+  return exponent > -127.0f ? static_cast<size_t>(-exponent * 16.0f) : kBins - 1;
 }
 
-void cut_by_count(const Better& better, size_t count, Candidates& c) {
-  if (count >= c.ids.size()) return;
-  std::nth_element(c.ids.begin(), at(c.ids, count - 1), c.ids.end(), better);
-  keep_first(count, c);
-}
+// The worst candidate of the shortest prefix that holds `wanted`: only the bin that reaches it is sorted, for
+// the prefix may be most of a vocabulary.
+uint32_t last_of_prefix(const Better& better, double wanted, const Candidates& c) {
+  std::array<double, kBins> sums{};
+  for (size_t i = 0; i < c.ids.size(); ++i) sums[bin_of(c.exponents[i])] += static_cast<double>(c.weights[i]);
+  size_t bin = 0;
+  double before = 0;
+  while (bin + 1 < kBins && before + sums[bin] < wanted) before += sums[bin++];
 
-// The shortest prefix, in the total order, that holds `top_p` of the weight. Sorting grows until the prefix
-// is found: a vocabulary is long and the prefix nearly always short.
-void cut_by_probability(const Better& better, double top_p, Candidates& c) {
-  const double wanted = top_p * sum_of(c);
-  size_t sorted = 0;
-  double sum = 0;
+  std::vector<size_t> inside;  // indices into c
   for (size_t i = 0; i < c.ids.size(); ++i) {
-    if (i == sorted) {
-      sorted = std::min(c.ids.size(), std::max<size_t>(64, sorted * 8));
-      std::partial_sort(c.ids.begin(), at(c.ids, sorted), c.ids.end(), better);
-    }
-    sum += static_cast<double>(c.weights[c.ids[i]]);
-    if (sum >= wanted) return keep_first(i + 1, c);
+    if (bin_of(c.exponents[i]) == bin) inside.push_back(i);
   }
-  keep_first(c.ids.size(), c);  // rounding kept the sum below: all
+  std::sort(inside.begin(), inside.end(), [&](size_t a, size_t b) { return better(c.ids[a], c.ids[b]); });
+  for (size_t i : inside) {
+    before += static_cast<double>(c.weights[i]);
+    if (before >= wanted) return c.ids[i];
+  }
+  // Rounding kept the sum just below: everything stays.
+  return *std::max_element(c.ids.begin(), c.ids.end(), better);
+}
+
+void cut_by_probability(const Better& better, double top_p, Candidates& c) {
+  const uint32_t last = last_of_prefix(better, top_p * sum_of(c.weights), c);
+  size_t kept = 0;
+  for (size_t i = 0; i < c.ids.size(); ++i) {
+    if (better(last, c.ids[i])) continue;
+    c.ids[kept] = c.ids[i];
+    c.weights[kept++] = c.weights[i];
+  }
+  c.ids.resize(kept);
+  c.weights.resize(kept);
 }
 
 uint32_t pick(const Candidates& c, double uniform) {
-  const double wanted = uniform * sum_of(c);
+  const double wanted = uniform * sum_of(c.weights);
   double sum = 0;
   uint32_t last = c.ids[0];
-  for (uint32_t id : c.ids) {
-    if (c.weights[id] == 0) continue;
-    last = id;
-    sum += static_cast<double>(c.weights[id]);
+  for (size_t i = 0; i < c.ids.size(); ++i) {
+    if (c.weights[i] == 0) continue;
+    last = c.ids[i];
+    sum += static_cast<double>(c.weights[i]);
     if (sum > wanted) break;
   }
   return last;
@@ -87,21 +125,25 @@ uint32_t pick(const Candidates& c, double uniform) {
 }  // namespace
 
 uint32_t sample(const Sampler& p, const float* logits, int64_t vocabulary, uint64_t position) {
-  CHECK_GT(vocabulary, 0);
+  CHECK(vocabulary > 0 && vocabulary <= UINT32_MAX, "vocabulary ", vocabulary);
   CHECK(p.temperature >= 0, "temperature ", p.temperature);
   const auto best = static_cast<uint32_t>(first_largest(logits, vocabulary));
   const float steepness = 0x1.715476p+0f / p.temperature;
   // So cold that only the best can be drawn: also where the division overflowed.
   if (p.temperature == 0 || !std::isfinite(steepness) || p.top_k == 1 || p.top_p <= 0) return best;
 
-  Candidates c;
-  c.ids.resize(static_cast<size_t>(vocabulary));
-  std::iota(c.ids.begin(), c.ids.end(), 0u);
-  c.weights.resize(c.ids.size());
-  for (size_t i = 0; i < c.ids.size(); ++i) c.weights[i] = (logits[i] - logits[best]) * steepness;
-  exp2(c.weights.data(), c.weights.data(), vocabulary);
   const Better better{logits};
-  if (p.top_k > 0) cut_by_count(better, p.top_k, c);
+  Candidates c;
+  if (p.top_k > 0 && p.top_k < vocabulary) {
+    c.ids = best_ids(better, static_cast<uint32_t>(vocabulary), p.top_k);
+  } else {
+    c.ids.resize(static_cast<size_t>(vocabulary));
+    std::iota(c.ids.begin(), c.ids.end(), 0u);
+  }
+  c.exponents.resize(c.ids.size());
+  for (size_t i = 0; i < c.ids.size(); ++i) c.exponents[i] = (logits[c.ids[i]] - logits[best]) * steepness;
+  c.weights.resize(c.ids.size());
+  exp2(c.exponents.data(), c.weights.data(), static_cast<int64_t>(c.ids.size()));
   if (p.top_p < 1) cut_by_probability(better, static_cast<double>(p.top_p), c);
   return pick(c, draw(p.seed, position));
 }

@@ -18,9 +18,8 @@ struct Sampler {
 };
 
 // Candidates are ordered by (logit descending, id ascending); top_k cuts first, then top_p keeps the shortest
-// prefix whose weight reaches top_p · (sum of those left, by ascending id). The draw is Philox4x32-10 with
-// key = seed and counter = position, so a token depends on its row, seed and position only. All logits must
-// be finite.
+// prefix whose weight reaches top_p of theirs. The draw is Philox4x32-10 with key = seed and counter =
+// position, so a token depends on its row, seed and position only. All logits must be finite.
 uint32_t sample(const Sampler& p, const float* logits, int64_t vocabulary, uint64_t position);
 
 }  // namespace weft::kernels
