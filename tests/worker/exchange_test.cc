@@ -139,6 +139,27 @@ TEST(Exchange, EqualsTheModelBetweenThreads) {
   }
 }
 
+TEST(Exchange, EqualsTheModelInOneMapping) {
+  // All ranks see the memory at the same addresses, so that a thread sanitizer sees every access of it.
+  constexpr int kRanks = 4;
+  const Memory memory(kRanks);
+  kv::ControlArena::format(memory.map_control(), limits(kRanks)).value();
+  View view(memory, 0);
+  std::vector<std::byte*> bases;
+  for (const kv::Mapping& mapping : view.mappings) bases.push_back(mapping.data());
+  std::atomic<int> good{0};
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      Exchange exchange(view.control, bases, mailbox_bytes(kOutboxBytes), rank);
+      exchange.begin_epoch(Epoch{1});
+      good += run_points(exchange, 11, Epoch{1}, 500) ? 1 : 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(good, kRanks);
+}
+
 pid_t fork_rank(const Memory& memory, int rank, uint64_t seed, Epoch epoch, uint32_t points) {
   const pid_t child = ::fork();
   if (child != 0) return child;
