@@ -2,9 +2,43 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <type_traits>
 
 namespace weft::ctl {
 namespace {
+
+// CLI11 reads numbers as strtoull does: "-1" wraps around, "0x10" and " 7" pass. We take decimal digits only.
+template <typename Number>
+std::string decimal_fault(const std::string& text) {
+  Number value{};
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = code == std::errc() && end == text.data() + text.size();
+  if constexpr (std::is_floating_point_v<Number>) {
+    if (whole && std::isfinite(value)) return {};
+    return "\"" + text + "\" is not a number";
+  } else {
+    if (whole) return {};
+    return "\"" + text + "\" is not a whole number from 0 to " +
+           std::to_string(std::numeric_limits<Number>::max());
+  }
+}
+
+template <typename Field>
+struct NumberOf {
+  using Type = Field;
+};
+template <typename Number>
+struct NumberOf<std::vector<Number>> {
+  using Type = Number;
+};
+template <typename Number>
+struct NumberOf<std::optional<Number>> {
+  using Type = Number;
+};
 
 void add_option(CLI::App& app, const Option& option, Arguments& arguments) {
   CLI::Option* added = std::visit(
@@ -23,6 +57,8 @@ void add_option(CLI::App& app, const Option& option, Arguments& arguments) {
             if (!option.positional())
               made->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args(false);
           }
+          using Number = typename NumberOf<Field>::Type;
+          if constexpr (std::is_arithmetic_v<Number>) made->check(CLI::Validator(decimal_fault<Number>, ""));
           return made;
         }
       },

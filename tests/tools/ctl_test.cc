@@ -1,0 +1,598 @@
+// weftctl from words to exit code: parsing, what it sends, what it prints, how it fails.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "proto/endpoints.h"
+#include "tests/tools/fake_daemon.h"
+#include "tools/client/client.h"
+#include "tools/ctl/command.h"
+#include "tools/ctl/exit_code.h"
+#include "tools/ctl/help.h"
+#include "tools/ctl/json.h"
+#include "tools/ctl/main_run.h"
+#include "tools/ctl/parse.h"
+#include "tools/ctl/position_digest.h"
+#include "tools/ctl/views.h"
+
+namespace weft::ctl {
+namespace {
+
+using testing::FakeDaemon;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using Words = std::vector<std::string>;
+
+struct Outcome {
+  int code;
+  std::string out;
+  std::string err;
+};
+
+Outcome run(const Words& words, const std::string& input = {}) {
+  std::istringstream in(input);
+  std::ostringstream out, err;
+  Context context{{}, in, out, err, {}};
+  const int code = run_words(words, context);
+  return {code, out.str(), err.str()};
+}
+
+// ---- parsing
+// -----------------------------------------------------------------------------------------------
+
+TEST(Parse, GlobalOptionsMayStandAnywhere) {
+  for (const Words& words : {Words{"-o", "json", "--state-dir", "/s", "explain", "7"},
+                             Words{"explain", "7", "-o", "json", "--state-dir=/s"},
+                             Words{"explain", "--output=json", "7", "--state-dir", "/s"}}) {
+    const auto parsed = parse(words);
+    ASSERT_TRUE(parsed) << parsed.error().text();
+    EXPECT_EQ(parsed->command->name, "explain");
+    EXPECT_EQ(parsed->arguments.request, 7u);
+    EXPECT_TRUE(parsed->arguments.json());
+    EXPECT_EQ(parsed->arguments.state_dir, "/s");
+  }
+}
+
+TEST(Parse, ListsAreOneWordOrSeveralPositions) {
+  const auto generate = parse({"generate", "--tokens", "1,2,3", "--stop-tokens", "7", "-n", "5"});
+  ASSERT_TRUE(generate) << generate.error().text();
+  EXPECT_EQ(generate->arguments.tokens, (std::vector<uint32_t>{1, 2, 3}));
+  EXPECT_EQ(generate->arguments.stop_tokens, (std::vector<uint32_t>{7}));
+  EXPECT_EQ(generate->arguments.max_tokens, 5u);
+  const auto cancel = parse({"cancel", "1,2", "3"});
+  ASSERT_TRUE(cancel) << cancel.error().text();
+  EXPECT_EQ(cancel->arguments.requests, (std::vector<uint64_t>{1, 2, 3}));
+}
+
+TEST(Parse, GroupingsAreNormal) {
+  for (const char* text : {"dcp(4)", "dcp4", "dcp:4"}) {
+    const auto parsed = parse({"regroup", "--all", "--decode", text});
+    ASSERT_TRUE(parsed) << text;
+    EXPECT_EQ(parsed->arguments.decode, "dcp(4)") << text;
+  }
+  for (const char* text :
+       {"dcp", "dcp(", "dcp()", "dcp(4", "dcp0", "dcp-1", "dcp(04)", "dcpx", "tp4", "", "dcp(1000)"}) {
+    EXPECT_FALSE(normal_grouping(text)) << text;
+  }
+}
+
+TEST(Parse, FaultsAreUsageErrorsThatPointToHelp) {
+  const Words faults[] = {{},
+                          {"no-such-command"},
+                          {"status", "--no-such-option"},
+                          {"status", "surplus"},
+                          {"explain"},
+                          {"explain", "x"},
+                          {"explain", "-1"},
+                          {"explain", "18446744073709551616"},
+                          {"cancel"},
+                          {"generate", "a", "-n", "-3"},
+                          {"generate", "a", "-n", "1", "-n", "2"},
+                          {"generate", "a", "--tokens", "1,x"},
+                          {"generate", "a", "--prefill", "sideways"},
+                          {"generate", "a", "--decode", "dcp"},
+                          {"generate", "a", "--temperature", "warm"},
+                          {"record", "maybe"},
+                          {"status", "-o", "xml"},
+                          {"status", "--timeout", "-1"},
+                          {"status", "--timeout", "nan"},
+                          {"status", "-w", "--interval", "0"},
+                          {"status", "workers"}};
+  for (const Words& words : faults) {
+    const Outcome outcome = run(words);
+    std::string line;
+    for (const auto& word : words) line += word + " ";
+    EXPECT_EQ(outcome.code, kExitUsage) << line;
+    EXPECT_THAT(outcome.err, HasSubstr("error: invalid_argument: ")) << line;
+    EXPECT_EQ(outcome.out, "") << line;
+  }
+}
+
+// ---- help
+// --------------------------------------------------------------------------------------------------
+
+TEST(Help, NamesEveryCommandAndOption) {
+  const Outcome program = run({"--help"});
+  EXPECT_EQ(program.code, kExitOk);
+  const std::string reference = markdown_reference();
+  for (const Command& command : commands()) {
+    EXPECT_THAT(program.out, HasSubstr("\n  " + command.name + " "));
+    EXPECT_FALSE(command.examples.empty()) << command.name;
+    const Outcome help = run({command.name, "--help"});
+    EXPECT_EQ(help.code, kExitOk);
+    EXPECT_EQ(run({"help", command.name}).out, help.out);
+    for (const Option& option : command.options) {
+      EXPECT_THAT(help.out, HasSubstr(option.names.substr(0, option.names.find(',')))) << command.name;
+      EXPECT_THAT(reference, HasSubstr(option.help)) << command.name;
+    }
+  }
+  EXPECT_EQ(run({"help", "no-such-command"}).code, kExitUsage);
+}
+
+// Every example in the help must parse.
+TEST(Help, ExamplesAreRight) {
+  for (const Command& command : commands()) {
+    for (const std::string& example : command.examples) {
+      Words words;
+      std::istringstream in(example);
+      std::string word;
+      while (in >> word) {
+        if (word.front() == '\'') {
+          std::string rest;
+          std::getline(in, rest, '\'');
+          word = word.substr(1) + rest;
+        }
+        words.push_back(word);
+      }
+      ASSERT_EQ(words.front(), "weftctl");
+      words.erase(words.begin());
+      const auto parsed = parse(words);
+      ASSERT_TRUE(parsed) << example << ": " << parsed.error().text();
+      EXPECT_EQ(parsed->command, &command) << example;
+    }
+  }
+}
+
+TEST(Help, TheReferencePageIsTheOutput) {
+  std::ifstream file(WEFT_SOURCE_DIR "/docs/weftctl.md");
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_EQ(page, run({"help", "--markdown"}).out)
+      << "write it again: weftctl help --markdown > docs/weftctl.md";
+}
+
+// ---- exit codes
+// --------------------------------------------------------------------------------------------
+
+TEST(ExitCodes, AreStable) {
+  const std::pair<ErrorCode, int> expected[] = {
+      {ErrorCode::kInvalidArgument, 2},  {ErrorCode::kNotFound, 4},
+      {ErrorCode::kTooLarge, 2},         {ErrorCode::kResourceExhausted, 5},
+      {ErrorCode::kUnavailable, 69},     {ErrorCode::kFailedPrecondition, 5},
+      {ErrorCode::kDeadlineExceeded, 6}, {ErrorCode::kCancelled, 1},
+      {ErrorCode::kBadCheckpoint, 1},    {ErrorCode::kIo, 1},
+      {ErrorCode::kBadMessage, 1},       {ErrorCode::kUnsupported, 1},
+      {ErrorCode::kNumerical, 1},        {ErrorCode::kNotPermitted, 77},
+      {ErrorCode::kInternal, 1}};
+  for (const auto& [code, exit] : expected)
+    EXPECT_EQ(exit_code_of(error(code, "")), exit) << error_code_name(code);
+  EXPECT_EQ(exit_code_of(error(ErrorCode::kCancelled, "interrupted", "signal")), 130);
+}
+
+TEST(ExitCodes, NoDaemonIs69ForEveryCommandThatNeedsOne) {
+  const Words lines[] = {{"status"},       {"requests"},
+                         {"explain", "1"}, {"regroup", "1", "--decode", "tp"},
+                         {"cancel", "1"},  {"generate", "hello"},
+                         {"workers"},      {"version"},
+                         {"record", "on"}, {"stop"}};
+  for (Words words : lines) {
+    words.insert(words.end(), {"--state-dir", "/tmp/weft-no-such-folder"});
+    const Outcome text = run(words);
+    EXPECT_EQ(text.code, kExitUnreachable) << words.front();
+    EXPECT_THAT(text.err, HasSubstr("error: unavailable: ")) << words.front();
+    words.insert(words.end(), {"-o", "json"});
+    const Outcome json = run(words);
+    EXPECT_EQ(json.code, kExitUnreachable) << words.front();
+    const Json document = Json::parse(json.err, nullptr, false);
+    ASSERT_TRUE(document.is_object()) << json.err;
+    EXPECT_EQ(document["schema"], kJsonSchema);
+    EXPECT_EQ(document["error"]["code"], "unavailable");
+    EXPECT_EQ(document["error"]["exit"], 69);
+  }
+}
+
+TEST(ExitCodes, AUsageErrorIsJsonWhereJsonWasAskedFor) {
+  const Outcome outcome = run({"explain", "-o", "json"});
+  const Json document = Json::parse(outcome.err, nullptr, false);
+  ASSERT_TRUE(document.is_object()) << outcome.err;
+  EXPECT_EQ(document["error"]["exit"], 2);
+}
+
+// ---- commands over the control socket
+// ------------------------------------------------------------------------
+
+wire::StatusReply some_status() {
+  wire::StatusReply status;
+  status.set_state("ready");
+  status.set_model("recall");
+  status.set_model_type("glm_moe_dsa");
+  status.set_workers(4);
+  status.set_epoch(2);
+  status.set_uptime_ns(uint64_t{1} << 62);
+  status.set_prefill("zigzag");
+  status.set_decode("dcp(4)");
+  status.set_index("copied");
+  status.set_block_tokens(64);
+  auto& pool = *status.add_pools();
+  pool.set_rank(3);
+  pool.mutable_entries()->set_pages(1000);
+  pool.mutable_entries()->set_free(990);
+  pool.mutable_entries()->set_page_bytes(65536);
+  status.mutable_crossed()->set_rows(3 << 20);
+  return status;
+}
+
+FakeDaemon::OnClient no_client() {
+  return [](const wire::ClientRequest&, const FakeDaemon::Send&) {};
+}
+
+Words at(const FakeDaemon& daemon, Words words) {
+  words.insert(words.end(), {"--state-dir", daemon.folder()});
+  return words;
+}
+
+TEST(Status, TableAndJsonShowTheSameReply) {
+  FakeDaemon daemon(no_client(), [](const wire::ControlRequest& request) {
+    wire::ControlReply reply;
+    if (request.has_status()) *reply.mutable_status() = some_status();
+    return testing::framed(reply);
+  });
+  const Outcome table = run(at(daemon, {"status"}));
+  EXPECT_EQ(table.code, kExitOk) << table.err;
+  for (const char* text : {"ready", "recall (glm_moe_dsa)", "prefill zigzag, decode dcp(4), index copied",
+                           "1,000", "64.0 KiB", "rows", "3.0 MiB"}) {
+    EXPECT_THAT(table.out, HasSubstr(text));
+  }
+  EXPECT_THAT(table.out, Not(HasSubstr("\033"))) << "not a terminal";
+  const Outcome json = run(at(daemon, {"status", "-o", "json"}));
+  const Json document = Json::parse(json.out, nullptr, false);
+  ASSERT_TRUE(document.is_object()) << json.out;
+  EXPECT_EQ(document["schema"], 1);
+  const Json& status = document["status"];
+  EXPECT_EQ(status["state"], "ready");
+  EXPECT_EQ(status["uptime_ns"].get<uint64_t>(), uint64_t{1} << 62);
+  EXPECT_EQ(status["pools"][0]["entries"]["free"], 990);
+  EXPECT_TRUE(status["pools"][0]["index_keys"].is_null());
+  EXPECT_EQ(status["failed"], 0) << "fields at their default are there";
+}
+
+TEST(Status, WaitsUntilReady) {
+  int looks = 0;
+  FakeDaemon daemon(no_client(), [&](const wire::ControlRequest&) {
+    wire::ControlReply reply;
+    *reply.mutable_status() = some_status();
+    if (++looks < 3) {
+      reply.mutable_status()->set_state("loading");
+      reply.mutable_status()->set_load_done(static_cast<uint64_t>(looks));
+      reply.mutable_status()->set_load_total(4);
+    }
+    return testing::framed(reply);
+  });
+  const Outcome outcome = run(at(daemon, {"status", "--wait", "--timeout", "30"}));
+  EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
+  EXPECT_EQ(looks, 3);
+  EXPECT_EQ(outcome.err, "weftd: loading 25 %\nweftd: loading 50 %\nweftd: ready\n");
+}
+
+TEST(Status, NeverReadyIsATimeout) {
+  FakeDaemon daemon(no_client(), [&](const wire::ControlRequest&) {
+    wire::ControlReply reply;
+    reply.mutable_status()->set_state("loading");
+    return testing::framed(reply);
+  });
+  EXPECT_EQ(run(at(daemon, {"status", "--wait", "--timeout", "0.3"})).code, kExitTimeout);
+}
+
+TEST(Timeout, SilenceIs6) {
+  FakeDaemon daemon(no_client(), [](const wire::ControlRequest&) { return std::string(); });
+  EXPECT_EQ(run(at(daemon, {"workers", "--timeout", "0.1"})).code, kExitTimeout);
+}
+
+TEST(Regroup, SendsWhatWasSaid) {
+  wire::RegroupRequest seen;
+  FakeDaemon daemon(no_client(), [&](const wire::ControlRequest& request) {
+    seen = request.regroup();
+    wire::ControlReply reply;
+    auto& good = *reply.mutable_regroup()->add_outcomes();
+    good.set_request(7);
+    good.set_before("tp");
+    good.set_after("dcp(4)");
+    good.set_pages_dropped(12);
+    auto& bad = *reply.mutable_regroup()->add_outcomes();
+    bad.set_request(8);
+    bad.mutable_error()->set_code(wire::ERROR_NOT_FOUND);
+    bad.mutable_error()->set_message("no such request");
+    return testing::framed(reply);
+  });
+  const Outcome outcome = run(
+      at(daemon, {"regroup", "7", "8", "--decode", "dcp4", "--index", "split", "--defaults", "--dry-run"}));
+  EXPECT_EQ(outcome.code, kExitNotFound);
+  EXPECT_THAT(outcome.out, HasSubstr("would drop"));
+  EXPECT_THAT(outcome.out, HasSubstr("12 pages"));
+  EXPECT_THAT(outcome.err, HasSubstr("error: not_found: no such request"));
+  EXPECT_THAT(seen.requests(), ::testing::ElementsAre(7, 8));
+  EXPECT_EQ(seen.decode(), "dcp(4)");
+  EXPECT_EQ(seen.index(), "split");
+  EXPECT_EQ(seen.prefill(), "");
+  EXPECT_TRUE(seen.defaults());
+  EXPECT_TRUE(seen.dry_run());
+  EXPECT_FALSE(seen.all_running());
+}
+
+TEST(Regroup, NeedsATargetAndAChange) {
+  for (const Words& words : {Words{"regroup", "--decode", "tp"}, Words{"regroup", "7"},
+                             Words{"regroup", "--all"}, Words{"regroup", "7", "--all", "--decode", "tp"}}) {
+    EXPECT_EQ(run(words).code, kExitUsage);
+  }
+}
+
+TEST(Cancel, TriesAllAndReportsTheFirstFailure) {
+  std::vector<uint64_t> seen;
+  FakeDaemon daemon(no_client(), [&](const wire::ControlRequest& request) {
+    const uint64_t id = request.cancel().request();
+    seen.push_back(id);
+    wire::ControlReply reply;
+    if (id == 2) {
+      reply.mutable_error()->set_code(wire::ERROR_NOT_FOUND);
+    } else {
+      reply.mutable_cancel()->set_request(id);
+    }
+    return testing::framed(reply);
+  });
+  const Outcome outcome = run(at(daemon, {"cancel", "1", "2", "3", "-o", "json"}));
+  EXPECT_EQ(outcome.code, kExitNotFound);
+  EXPECT_EQ(seen, (std::vector<uint64_t>{1, 2, 3}));
+  EXPECT_EQ(Json::parse(outcome.out)["cancel"]["requests"], (std::vector<uint64_t>{1, 3}));
+}
+
+// A child process plays the daemon: stop must return only when that process is gone.
+TEST(Stop, WaitsForTheProcess) {
+  int ready[2], hold[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  ASSERT_EQ(::pipe(hold), 0);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    FakeDaemon daemon(no_client(), [&](const wire::ControlRequest& request) {
+      if (!request.has_shutdown()) return std::string();
+      if (::write(hold[1], "x", 1) != 1) ::_exit(3);
+      wire::ControlReply reply;
+      reply.mutable_shutdown();
+      return testing::framed(reply);
+    });
+    const std::string folder = daemon.folder();
+    if (::write(ready[1], folder.data(), folder.size()) < 0) ::_exit(2);
+    char byte;
+    if (::read(hold[0], &byte, 1) != 1) ::_exit(4);  // the shutdown request has come
+    daemon.stop();
+    std::filesystem::remove_all(folder);
+    ::_exit(0);
+  }
+  char folder[64] = {};
+  ASSERT_GT(::read(ready[0], folder, sizeof folder - 1), 0);
+  const Outcome outcome = run({"stop", "--state-dir", folder});
+  EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, WNOHANG), child) << "stop returned before the daemon was gone";
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  for (const int descriptor : {ready[0], ready[1], hold[0], hold[1]}) ::close(descriptor);
+}
+
+// ---- generate
+// ----------------------------------------------------------------------------------------------
+
+// Answers "ab", with digests in descending order, and keeps what it was asked.
+struct Answering {
+  wire::GenerateRequest seen;
+  std::string reason = "length";
+  FakeDaemon daemon{
+      [this](const wire::ClientRequest& request, const FakeDaemon::Send& send) {
+        seen = request.generate();
+        wire::ClientReply reply;
+        reply.mutable_accepted()->set_request(3);
+        send(reply);
+        for (uint64_t position = 2; position-- > 0 && seen.digest();) {
+          reply.mutable_digest()->set_position(position);
+          reply.mutable_digest()->set_sha256(std::string(32, static_cast<char>('0' + position)));
+          send(reply);
+        }
+        for (uint64_t i = 0; i < 2; ++i) {
+          reply.mutable_token()->set_index(i);
+          reply.mutable_token()->set_token(static_cast<uint32_t>(97 + i));
+          reply.mutable_token()->set_text(i == 0 ? "a" : "b");
+          send(reply);
+        }
+        auto& finished = *reply.mutable_finished();
+        finished.set_request(3);
+        finished.set_reason(reason);
+        finished.mutable_usage()->set_prompt_tokens(5);
+        if (reason == "error") finished.mutable_error()->set_code(wire::ERROR_NUMERICAL);
+        send(reply);
+      },
+      [](const wire::ControlRequest&) {
+        wire::ControlReply reply;
+        reply.mutable_status();
+        return testing::framed(reply);
+      }};
+};
+
+TEST(Generate, TakesThePromptFromEverywhere) {
+  const std::string path = "/tmp/weft-prompt-" + std::to_string(::getpid());
+  std::ofstream(path) << "from a file";
+  const std::pair<Words, std::string> cases[] = {{{"generate", "from words"}, "from words"},
+                                                 {{"generate", "--file", path}, "from a file"},
+                                                 {{"generate", "--file", "-"}, "from the input"},
+                                                 {{"generate"}, "from the input"}};
+  for (const auto& [words, expected] : cases) {
+    Answering answering;
+    const Outcome outcome = run(at(answering.daemon, words), "from the input");
+    EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
+    EXPECT_EQ(outcome.out, "ab\n");
+    EXPECT_EQ(answering.seen.text(), expected);
+  }
+  std::filesystem::remove(path);
+  Answering answering;
+  EXPECT_EQ(run(at(answering.daemon, {"generate", "--tokens", "4,5"})).code, kExitOk);
+  EXPECT_THAT(answering.seen.tokens().ids(), ::testing::ElementsAre(4, 5));
+  EXPECT_EQ(run({"generate", "a", "--file", path}).code, kExitUsage);
+  EXPECT_EQ(run({"generate", "--file", path}).code, kExitNotFound);
+}
+
+TEST(Generate, PassesEveryField) {
+  Answering answering;
+  run(at(answering.daemon, {"generate",
+                            "p",
+                            "--model",
+                            "m",
+                            "-n",
+                            "9",
+                            "--temperature",
+                            "0.5",
+                            "--top-k",
+                            "4",
+                            "--top-p",
+                            "0.25",
+                            "--seed",
+                            "18446744073709551615",
+                            "--ignore-eos",
+                            "--stop-tokens",
+                            "7,8",
+                            "--prefill",
+                            "interleave",
+                            "--decode",
+                            "dcp2",
+                            "--index",
+                            "split",
+                            "--no-prefix-cache",
+                            "--cache-salt",
+                            "s",
+                            "--credit",
+                            "6"}));
+  wire::GenerateRequest expected;
+  expected.set_text("p");
+  expected.set_model("m");
+  expected.set_max_tokens(9);
+  expected.set_temperature(0.5f);
+  expected.set_top_k(4);
+  expected.set_top_p(0.25f);
+  expected.set_seed(~uint64_t{0});
+  expected.set_ignore_eos(true);
+  expected.add_stop_tokens(7);
+  expected.add_stop_tokens(8);
+  expected.set_prefill("interleave");
+  expected.set_decode("dcp(2)");
+  expected.set_index("split");
+  expected.set_no_prefix_cache(true);
+  expected.set_cache_salt("s");
+  expected.set_credit(6);
+  EXPECT_EQ(answering.seen.DebugString(), expected.DebugString());
+}
+
+TEST(Generate, AnswersInJson) {
+  Answering answering;
+  const Outcome outcome = run(at(answering.daemon, {"generate", "p", "--digest", "-o", "json"}));
+  ASSERT_EQ(outcome.code, kExitOk) << outcome.err;
+  const Json document = Json::parse(outcome.out, nullptr, false);
+  ASSERT_TRUE(document.is_object()) << outcome.out;
+  EXPECT_EQ(document["schema"], 1);
+  const Json& answer = document["generate"];
+  EXPECT_EQ(answer["text"], "ab");
+  EXPECT_EQ(answer["tokens"], (std::vector<int>{97, 98}));
+  EXPECT_EQ(answer["reason"], "length");
+  EXPECT_EQ(answer["usage"]["prompt_tokens"], 5);
+  EXPECT_EQ(answer["digest"]["positions"], 2);
+  EXPECT_EQ(answer["digest"]["first"], 0);
+  EXPECT_EQ(answer["digest"]["last"], 1);
+  // SHA-256 of 32 times '0' and 32 times '1', by coreutils.
+  EXPECT_EQ(answer["digest"]["sha256"], "b11c187293f67c5a4fca84d509b3354537528291ae4d1f9315b9868b02f4305a");
+}
+
+TEST(Generate, AFailedOrCancelledStreamFails) {
+  Answering failing;
+  failing.reason = "error";
+  const Outcome failed = run(at(failing.daemon, {"generate", "p"}));
+  EXPECT_EQ(failed.code, kExitFailed);
+  EXPECT_EQ(failed.out, "ab\n") << "what there was is shown";
+  EXPECT_THAT(failed.err, HasSubstr("error: numerical"));
+}
+
+TEST(PositionDigests, OrderAndRepetitionDoNotMatter) {
+  PositionDigests up, down;
+  for (uint64_t p = 0; p < 10; ++p) up.add(p, std::string(32, static_cast<char>(p)));
+  for (uint64_t p = 10; p-- > 0;) {
+    down.add(p, std::string(32, static_cast<char>(p)));
+    down.add(p, std::string(32, static_cast<char>(p)));
+  }
+  EXPECT_EQ(*up.hex_digest(), *down.hex_digest());
+  PositionDigests other;
+  for (uint64_t p = 0; p < 10; ++p) other.add(p, std::string(32, static_cast<char>(p == 4 ? 99 : p)));
+  EXPECT_NE(*up.hex_digest(), *other.hex_digest());
+  down.add(4, std::string(32, 'x'));
+  ASSERT_FALSE(down.hex_digest());
+  EXPECT_EQ(down.hex_digest().error().code, ErrorCode::kInternal);
+}
+
+// ---- text
+// ----------------------------------------------------------------------------------------------------
+
+TEST(Table, LinesUpAndGivesUpWidthOnlyWhereItMay) {
+  Table table({{"id", true}, {"state"}, {"why", false, true}});
+  table.add({"7", "ready", "because of \u00e9\u00e9\u00e9 and more words than fit"});
+  table.add({"1234", "down", "-"});
+  const std::string wide = table.text({});
+  EXPECT_EQ(wide,
+            "  id  state  why\n"
+            "   7  ready  because of \u00e9\u00e9\u00e9 and more words than fit\n"
+            "1234  down   -\n");
+  Terminal narrow;
+  narrow.width = 28;
+  EXPECT_EQ(table.text(narrow),
+            "  id  state  why\n"
+            "   7  ready  because of \u00e9\u00e9\u00e9\u2026\n"
+            "1234  down   -\n");
+  Terminal colored;
+  colored.colors = true;
+  EXPECT_THAT(table.text(colored), HasSubstr("\033[1mstate\033[0m"));
+}
+
+TEST(Text, TimesAndRates) {
+  EXPECT_EQ(human_time(0), "0 \u00b5s");
+  EXPECT_EQ(human_time(340'000'000), "340 ms");
+  EXPECT_EQ(human_time(1'254'000'000), "1.25 s");
+  EXPECT_EQ(human_time(75'000'000'000), "1 min 15 s");
+  EXPECT_EQ(human_time(7'500'000'000'000), "2 h 05 min");
+  EXPECT_EQ(human_rate(0, 5), "-");
+  EXPECT_EQ(human_rate(5, 0), "-");
+  EXPECT_EQ(human_rate(5, 1'000'000'000), "5.0");
+  EXPECT_EQ(human_rate(2612, 1'000'000'000), "2,612");
+}
+
+TEST(Endpoints, FollowTheEnvironment) {
+  EXPECT_EQ(run_folder({"/run/user/7", nullptr, nullptr, 7}), "/run/user/7/weft");
+  EXPECT_EQ(run_folder({"", nullptr, nullptr, 7}), "/tmp/weft-7");
+  EXPECT_EQ(state_folder({nullptr, "/s", "/h", 7}), "/s/weft");
+  EXPECT_EQ(state_folder({nullptr, "", "/h", 7}), "/h/.local/state/weft");
+  EXPECT_EQ(state_folder({nullptr, nullptr, nullptr, 7}), "/tmp/weft-7");
+  EXPECT_EQ(client_endpoint_in("/s"), "ipc:///s/client.sock");
+  EXPECT_EQ(control_socket_in("/s"), "/s/control.sock");
+  EXPECT_TRUE(check_socket_path(std::string(107, 'x')));
+  EXPECT_FALSE(check_socket_path(std::string(108, 'x')));
+}
+
+}  // namespace
+}  // namespace weft::ctl
