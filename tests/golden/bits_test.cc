@@ -1,0 +1,98 @@
+// Goal: the raw logits of every position are the same bits whatever the grouping, chunking, company, prefix hit or
+// regrouping. Method: the random checkpoints of this folder; one reference run (one rank, one chunk, alone), and
+// every other way compared with it position by position.
+#include <gtest/gtest.h>
+
+#include "tests/support/bits.h"
+
+namespace weft::testing {
+namespace {
+
+struct Setting {
+  const char* model;
+  DType dtype;  // of weights and cache
+};
+
+BitsModel bits_model(const Setting& setting) {
+  BitsModel model;
+  model.folder = std::string(WEFT_GOLDEN_FOLDER) + "/" + setting.model;
+  model.weight_dtype = model.cache_dtype = setting.dtype;
+  return model;
+}
+
+std::string setting_name(const ::testing::TestParamInfo<Setting>& info) {
+  return std::string(info.param.model) + "_" + dtype_name(info.param.dtype);
+}
+
+bool has_index(const Setting& setting) { return std::string(setting.model).find("v3_") == std::string::npos &&
+                                                std::string(setting.model) != "deepseek_v3"; }
+
+// Every combination of every axis, on small blocks.
+class FullProduct : public ::testing::TestWithParam<Setting> {};
+
+TEST_P(FullProduct, EveryWayGivesTheSameBits) {
+  BitsHarness harness(bits_model(GetParam()));
+  int64_t cases = 0, bad = 0;
+  for (const int ranks : {1, 2, 4, 8}) {
+    for (const int64_t chunk : {0, 64, 200}) {
+      const std::vector<BitsCase> all = cases_of(ranks, chunk, has_index(GetParam()));
+      for (const BitsCase& one : all) bad += harness.mismatches_alone(one);
+      bad += harness.mismatches_batched(all);
+      cases += 3 * std::ssize(all);
+    }
+  }
+  EXPECT_EQ(bad, 0);
+  std::printf("%lld runs, %lld rows compared\n", static_cast<long long>(cases),
+              static_cast<long long>(harness.rows_compared()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, FullProduct,
+                         ::testing::Values(Setting{"glm_moe_dsa", DType::kF32}, Setting{"glm_moe_dsa", DType::kBF16}),
+                         setting_name);
+
+// The other families, and big blocks: each chunk size and W, batched (all groupings at once), and a few alone.
+class EveryFamily : public ::testing::TestWithParam<Setting> {};
+
+TEST_P(EveryFamily, EveryGroupingGivesTheSameBits) {
+  BitsHarness harness(bits_model(GetParam()));
+  int64_t bad = 0;
+  for (const int ranks : {2, 4, 8}) {
+    for (const int64_t chunk : {0, 64, 200}) {
+      const std::vector<BitsCase> all = cases_of(ranks, chunk, has_index(GetParam()));
+      bad += harness.mismatches_batched(all);
+      for (size_t i = static_cast<size_t>(chunk % 7); i < all.size(); i += 11) bad += harness.mismatches_alone(all[i]);
+    }
+  }
+  EXPECT_EQ(bad, 0);
+  std::printf("%lld rows compared\n", static_cast<long long>(harness.rows_compared()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EveryFamily,
+                         ::testing::Values(Setting{"deepseek_v3", DType::kF32}, Setting{"deepseek_v3", DType::kBF16},
+                                           Setting{"deepseek_v32", DType::kF32}, Setting{"deepseek_v32", DType::kBF16}),
+                         setting_name);
+
+class BigBlocks : public ::testing::TestWithParam<Setting> {};
+
+TEST_P(BigBlocks, TheSameBits) {
+  BitsModel model = bits_model(GetParam());
+  model.block_tokens = 64;
+  model.prompt_tokens = 1605;
+  model.answer_tokens = 132;  // crosses 1,664 and 1,728
+  BitsHarness harness(model);
+  int64_t bad = 0;
+  for (const int ranks : {2, 4, 8}) {
+    std::vector<BitsCase> all = cases_of(ranks, 200, true);
+    std::vector<BitsCase> some;
+    for (size_t i = 0; i < all.size(); i += 7) some.push_back(all[i]);
+    bad += harness.mismatches_batched(some);
+  }
+  EXPECT_EQ(bad, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, BigBlocks,
+                         ::testing::Values(Setting{"glm_moe_dsa", DType::kF32}, Setting{"glm_moe_dsa", DType::kBF16}),
+                         setting_name);
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,110 @@
+// Goal: logits agree with transformers (float32) at every position, and greedy tokens are equal.
+// Method: the tiny checkpoints of this folder, run through control plane and workers as weftd runs them: on one rank
+// and split over several, at once, in chunks and row by row.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "tests/support/local_engine.h"
+#include "worker/model/safetensors.h"
+
+namespace weft::testing {
+namespace {
+
+constexpr float kTolerance = 2e-4f;
+
+struct Golden {
+  explicit Golden(const std::string& name)
+      : folder(std::string(WEFT_GOLDEN_FOLDER) + "/" + name),
+        file(worker::SafetensorsFile::open(folder + "/golden.safetensors").value()) {}
+
+  std::vector<uint32_t> tokens(const std::string& tensor) const {
+    const worker::Tensor* found = file.find(tensor);
+    CHECK(found != nullptr, tensor);
+    std::vector<uint32_t> out(static_cast<size_t>(found->count()));
+    std::memcpy(out.data(), found->data, static_cast<size_t>(found->bytes));
+    return out;
+  }
+
+  std::string folder;
+  worker::SafetensorsFile file;
+};
+
+struct Way {
+  const char* name;
+  int ranks;
+  kv::Split prefill;
+  kv::DecodeWish decode;
+  kv::IndexKind index;
+  int64_t chunk;  // 0: at once
+};
+
+const Way kWays[] = {
+    {"one rank at once", 1, kv::Split::kShared, {kv::DecodeKind::kTp, 1}, kv::IndexKind::kCopied, 0},
+    {"one rank, chunks of 7", 1, kv::Split::kShared, {kv::DecodeKind::kTp, 1}, kv::IndexKind::kCopied, 7},
+    {"one rank, row by row", 1, kv::Split::kShared, {kv::DecodeKind::kTp, 1}, kv::IndexKind::kCopied, 1},
+    {"zigzag, dcp(4), split", 4, kv::Split::kZigzag, {kv::DecodeKind::kDcp, 4}, kv::IndexKind::kSplit, 20},
+    {"interleave, dp", 2, kv::Split::kInterleave, {kv::DecodeKind::kDp, 1}, kv::IndexKind::kCopied, 24},
+    {"none, tp", 3, kv::Split::kShared, {kv::DecodeKind::kTp, 1}, kv::IndexKind::kCopied, 0},
+};
+
+class GoldenTest : public ::testing::TestWithParam<const char*> {};
+
+void expect_logits(LocalEngine& engine, RequestId request, const worker::Tensor& golden,
+                   const std::string& what) {
+  const int64_t rows = golden.shape[0], width = golden.shape[1];
+  std::vector<float> expected(static_cast<size_t>(rows * width));
+  std::memcpy(expected.data(), golden.data, static_cast<size_t>(golden.bytes));
+  float worst = 0;
+  int64_t worst_row = 0, worst_token = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto found = engine.workers().logits().find({number(request), row});
+    ASSERT_NE(found, engine.workers().logits().end()) << what << ": no logits at position " << row;
+    ASSERT_EQ(std::ssize(found->second), width);
+    for (int64_t token = 0; token < width; ++token) {
+      const float difference = std::abs(found->second[static_cast<size_t>(token)] - expected[static_cast<size_t>(row * width + token)]);
+      if (!(difference <= worst)) worst = difference, worst_row = row, worst_token = token;
+    }
+  }
+  EXPECT_LE(worst, kTolerance) << what << ": worst at position " << worst_row << ", token " << worst_token;
+}
+
+TEST_P(GoldenTest, LogitsAndGreedyTokens) {
+  const Golden golden(GetParam());
+  const LocalModel& model = local_model(golden.folder, DType::kF32);
+  for (const Way& way : kWays) {
+    SCOPED_TRACE(way.name);
+    EngineOptions options;
+    options.workers.rank_count = way.ranks;
+    options.workers.block_tokens = 8;
+    options.workers.max_step_rows = 256;
+    options.workers.pool = {128, 128};
+    options.max_chunk_rows = way.chunk;
+    options.max_context = 512;
+    LocalEngine engine(model, options);
+    RequestOptions request;
+    request.grouping = {way.prefill, way.decode, way.index};
+    const std::vector<uint32_t> greedy = golden.tokens("greedy.tokens");
+    request.max_tokens = std::ssize(greedy);
+    const RequestId shorter = engine.submit(golden.tokens("short.tokens"), request);
+    engine.run_all();
+    ASSERT_TRUE(engine.outcome(shorter).finished);
+    for (const char* tensor : {"short.logits.full", "short.logits.steps", "short.logits.chunks"}) {
+      expect_logits(engine, shorter, *golden.file.find(tensor), tensor);
+    }
+    EXPECT_EQ(engine.outcome(shorter).tokens, greedy);
+    if (golden.file.find("long.tokens") == nullptr) continue;
+    request.max_tokens = 1;
+    const RequestId longer = engine.submit(golden.tokens("long.tokens"), request);
+    engine.run_all();
+    expect_logits(engine, longer, *golden.file.find("long.logits.full"), "long.logits.full");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GoldenTest,
+                         ::testing::Values("deepseek_v3", "deepseek_v3_plain", "deepseek_v32", "glm_moe_dsa"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace weft::testing

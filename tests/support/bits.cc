@@ -1,0 +1,162 @@
+#include "tests/support/bits.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "proto/vocab/random.h"
+
+namespace weft::testing {
+
+std::string BitsCase::name() const {
+  return "W=" + std::to_string(ranks) + " prefill=" + kv::split_name(prefill) + " decode=" + kv::decode_name(decode) +
+         " index=" + kv::index_name(index) + " chunk=" + (chunk == 0 ? "all" : std::to_string(chunk)) +
+         (regrouped ? " regrouped" : "");
+}
+
+std::vector<kv::DecodeWish> decodes_of(int ranks) {
+  std::vector<kv::DecodeWish> out = {{kv::DecodeKind::kTp, 1}, {kv::DecodeKind::kDp, 1}};
+  for (int c = 2; c <= ranks; ++c) {
+    if (ranks % c == 0) out.push_back({kv::DecodeKind::kDcp, c});
+  }
+  return out;
+}
+
+std::vector<BitsCase> cases_of(int ranks, int64_t chunk, bool with_index) {
+  std::vector<BitsCase> out;
+  for (const kv::Split prefill : {kv::Split::kShared, kv::Split::kZigzag, kv::Split::kInterleave}) {
+    for (const kv::DecodeWish& decode : decodes_of(ranks)) {
+      for (const kv::IndexKind index : {kv::IndexKind::kCopied, kv::IndexKind::kSplit}) {
+        if (index == kv::IndexKind::kSplit && !with_index) continue;
+        for (const bool regrouped : {false, true}) {
+          if (ranks == 1 && (prefill != kv::Split::kShared || regrouped)) continue;
+          out.push_back({ranks, prefill, decode, index, chunk, regrouped});
+        }
+      }
+    }
+  }
+  return out;
+}
+
+BitsHarness::BitsHarness(const BitsModel& model)
+    : model_(model), weights_(local_model(model.folder, model.weight_dtype)) {
+  SplitMix64 random(41);
+  for (int64_t i = 0; i < model_.prompt_tokens; ++i) {
+    prompt_.push_back(static_cast<uint32_t>(random.below(static_cast<uint64_t>(weights_.config.vocabulary))));
+  }
+  // The context must reach every shard, or the comparison proves less than it says.
+  unsigned shards = 0;
+  for (int64_t block = 0; block * model_.block_tokens < model_.prompt_tokens; ++block) {
+    shards |= 1u << kv::canonical_shard(block);
+  }
+  CHECK_EQ(shards, 0xffu);
+
+  BitsCase plain;
+  plain.decode = {kv::DecodeKind::kTp, 1};
+  LocalEngine engine(weights_, engine_options(1, 0, 1));
+  const RequestId request = engine.submit(prompt_, request_options(plain, false));
+  engine.run_all();
+  CHECK(engine.outcome(request).finished);
+  reference_tokens_ = engine.outcome(request).tokens;
+  CHECK_EQ(std::ssize(reference_tokens_), model_.answer_tokens);
+  for (int64_t position = 0; position < model_.prompt_tokens + model_.answer_tokens - 1; ++position) {
+    reference_.push_back(engine.workers().logits().at({number(request), position}));
+  }
+}
+
+EngineOptions BitsHarness::engine_options(int ranks, int64_t chunk, int64_t requests) const {
+  const int64_t tokens = model_.prompt_tokens + model_.answer_tokens;
+  const int64_t blocks = (tokens + model_.block_tokens) / model_.block_tokens + 1;
+  EngineOptions options;
+  options.workers.rank_count = ranks;
+  options.workers.cache_dtype = model_.cache_dtype;
+  options.workers.block_tokens = model_.block_tokens;
+  options.workers.max_step_rows = std::max<int64_t>(model_.prompt_tokens, 512);
+  options.workers.pool = {2 * blocks * requests, 2 * blocks * requests};
+  options.workers.table_count = 2 * requests + 4;
+  options.max_chunk_rows = chunk;
+  options.max_context = round_up(tokens + model_.block_tokens, model_.block_tokens);
+  return options;
+}
+
+RequestOptions BitsHarness::request_options(const BitsCase& one, bool prefix_cache) const {
+  RequestOptions options;
+  options.grouping = {one.prefill, one.decode, one.index};
+  options.max_tokens = model_.answer_tokens;
+  options.use_prefix_cache = prefix_cache;
+  return options;
+}
+
+void BitsHarness::drive(LocalEngine& engine, const std::vector<std::pair<RequestId, BitsCase>>& requests) {
+  // After 2 tokens: the next grouping in the list (thinner or wider); after 7: one that differs again; then back.
+  std::vector<size_t> sent(requests.size(), 0);
+  const int64_t turns[] = {2, 7, 10};
+  do {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const auto& [request, one] = requests[i];
+      if (!one.regrouped || sent[i] >= std::size(turns)) continue;
+      if (std::ssize(engine.outcome(request).tokens) < turns[sent[i]]) continue;
+      const std::vector<kv::DecodeWish> decodes = decodes_of(one.ranks);
+      const size_t at = static_cast<size_t>(std::find(decodes.begin(), decodes.end(), one.decode) - decodes.begin());
+      ++sent[i];
+      const kv::DecodeWish next = sent[i] == std::size(turns) ? one.decode : decodes[(at + sent[i]) % decodes.size()];
+      const kv::IndexKind index = sent[i] % 2 == 1 && one.index == kv::IndexKind::kCopied ? kv::IndexKind::kSplit
+                                                                                          : kv::IndexKind::kCopied;
+      engine.regroup(request, next, index);
+    }
+  } while (engine.step());
+  for (const auto& [request, one] : requests) {
+    const RequestOutcome& outcome = engine.outcome(request);
+    EXPECT_TRUE(outcome.finished) << one.name();
+    if (!one.regrouped) continue;
+    EXPECT_EQ(outcome.regroups.size(), std::size(turns)) << one.name();
+    for (const auto& notice : outcome.regroups) EXPECT_EQ(notice.error.code, ErrorCode::kOk) << notice.error.text();
+  }
+}
+
+int64_t BitsHarness::compare(LocalEngine& engine, RequestId request, const std::string& what, int64_t from) {
+  int64_t bad = 0;
+  for (int64_t position = from; position < std::ssize(reference_); ++position) {
+    const auto found = engine.workers().logits().find({number(request), position});
+    if (found == engine.workers().logits().end()) {
+      ++bad;
+      continue;
+    }
+    ++rows_compared_;
+    const std::vector<float>& expected = reference_[static_cast<size_t>(position)];
+    if (std::memcmp(found->second.data(), expected.data(), expected.size() * sizeof(float)) != 0) ++bad;
+  }
+  if (engine.outcome(request).tokens != reference_tokens_) ++bad;
+  if (bad != 0 && reported_++ < 20) {
+    std::printf("  %lld rows differ: %s\n", static_cast<long long>(bad), what.c_str());
+  }
+  return bad;
+}
+
+int64_t BitsHarness::mismatches_alone(const BitsCase& one) {
+  LocalEngine engine(weights_, engine_options(one.ranks, one.chunk, 2));
+  const RequestId first = engine.submit(prompt_, request_options(one, true));
+  drive(engine, {{first, one}});
+  int64_t bad = compare(engine, first, one.name(), 0);
+  // The same prompt again: its full blocks come from the prefix cache.
+  const RequestId second = engine.submit(prompt_, request_options(one, true));
+  drive(engine, {{second, one}});
+  const int64_t cached = engine.outcome(second).notice.cached_tokens;
+  EXPECT_EQ(cached, model_.prompt_tokens / model_.block_tokens * model_.block_tokens) << one.name();
+  bad += compare(engine, second, one.name() + " (prefix hit)", cached);
+  return bad;
+}
+
+int64_t BitsHarness::mismatches_batched(const std::vector<BitsCase>& cases) {
+  LocalEngine engine(weights_, engine_options(cases[0].ranks, cases[0].chunk, std::ssize(cases)));
+  std::vector<std::pair<RequestId, BitsCase>> requests;
+  for (const BitsCase& one : cases) requests.emplace_back(engine.submit(prompt_, request_options(one, false)), one);
+  drive(engine, requests);
+  int64_t bad = 0;
+  for (const auto& [request, one] : requests) bad += compare(engine, request, one.name() + " (batched)", 0);
+  return bad;
+}
+
+}  // namespace weft::testing

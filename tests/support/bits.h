@@ -1,0 +1,66 @@
+// The promise "bits do not depend on the grouping", as a harness: a reference run, and runs compared with it.
+//
+// A case is one way to run a request. Every position's raw logits must equal the reference's (one rank, one chunk,
+// alone, tp), bit by bit; tokens too.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tests/support/local_engine.h"
+
+namespace weft::testing {
+
+struct BitsCase {
+  int ranks = 1;
+  kv::Split prefill = kv::Split::kShared;
+  kv::DecodeWish decode;
+  kv::IndexKind index = kv::IndexKind::kCopied;
+  int64_t chunk = 0;        // 0: all at once
+  bool regrouped = false;   // thinned and widened while decoding, in mid-block
+  std::string name() const;
+};
+
+// All decode groupings of W ranks.
+std::vector<kv::DecodeWish> decodes_of(int ranks);
+// prefill × decode × index × regrouped for one W and chunk size.
+std::vector<BitsCase> cases_of(int ranks, int64_t chunk, bool with_index);
+
+struct BitsModel {
+  std::string folder;
+  DType weight_dtype = DType::kF32, cache_dtype = DType::kF32;
+  int64_t block_tokens = 8;
+  int64_t prompt_tokens = 205;  // 25 blocks and a partial one
+  int64_t answer_tokens = 14;   // crosses at least two block boundaries
+};
+
+class BitsHarness {
+ public:
+  explicit BitsHarness(const BitsModel& model);
+
+  // Runs one case alone: the prompt twice, so that the second time is a prefix hit. Returns the number of rows whose
+  // logits differ from the reference, plus one if the tokens do. 0 is the promise.
+  int64_t mismatches_alone(const BitsCase& one);
+  // All cases (same W and chunk) at once in one engine.
+  int64_t mismatches_batched(const std::vector<BitsCase>& cases);
+
+  int64_t rows_compared() const { return rows_compared_; }
+  const std::vector<uint32_t>& prompt() const { return prompt_; }
+
+ private:
+  EngineOptions engine_options(int ranks, int64_t chunk, int64_t requests) const;
+  RequestOptions request_options(const BitsCase& one, bool prefix_cache) const;
+  int64_t compare(LocalEngine& engine, RequestId request, const std::string& what, int64_t from);
+  // Sends the regroups of a case when its request has answered enough tokens.
+  void drive(LocalEngine& engine, const std::vector<std::pair<RequestId, BitsCase>>& requests);
+
+  BitsModel model_;
+  const LocalModel& weights_;
+  std::vector<uint32_t> prompt_;
+  std::vector<std::vector<float>> reference_;  // by position
+  std::vector<uint32_t> reference_tokens_;
+  int64_t rows_compared_ = 0;
+  int64_t reported_ = 0;
+};
+
+}  // namespace weft::testing

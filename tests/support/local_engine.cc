@@ -1,0 +1,158 @@
+#include "tests/support/local_engine.h"
+
+#include <gtest/gtest.h>
+#include <sodium.h>
+
+#include "daemon/plan_codec.h"
+#include "kv/block_hash.h"
+
+namespace weft::testing {
+namespace {
+
+LocalOptions worker_options(const EngineOptions& options) {
+  LocalOptions out = options.workers;
+  out.table_blocks = ceil_div(options.max_context, out.block_tokens);
+  return out;
+}
+
+controlplane::Limits limits_of(const LocalModel& model, const EngineOptions& options) {
+  controlplane::Limits limits;
+  limits.rank_count = options.workers.rank_count;
+  limits.geometry = model.config.cache_geometry(options.workers.cache_dtype, options.workers.block_tokens);
+  const int64_t index_pages =
+      limits.geometry.page_bytes(kv::Stream::kIndexKeys) > 0 ? options.workers.pool.index_keys : 0;
+  limits.pool_pages.assign(static_cast<size_t>(limits.rank_count), {options.workers.pool.entries, index_pages});
+  limits.max_context = options.max_context;
+  limits.table_count = options.workers.table_count;
+  limits.max_running = options.workers.table_count / 2;
+  limits.max_step_rows = options.workers.max_step_rows;
+  limits.max_samples = std::min<int64_t>(64, options.workers.max_step_rows);
+  limits.max_chunk_rows = options.max_chunk_rows;
+  limits.plans_in_flight = options.plans_in_flight;
+  controlplane::validate(limits).value();
+  return limits;
+}
+
+}  // namespace
+
+LocalEngine::LocalEngine(const LocalModel& model, const EngineOptions& options)
+    : options_(options), workers_(model, worker_options(options)), control_plane_(limits_of(model, options)) {}
+
+RequestId LocalEngine::submit(const std::vector<uint32_t>& prompt, const RequestOptions& options) {
+  controlplane::RequestArrived event;
+  event.request = RequestId{next_request_++};
+  event.prompt = prompt;
+  event.root = kv::namespace_hash("test", dtype_name(options_.workers.cache_dtype), options.salt);
+  event.hashes = kv::block_hashes(event.root, prompt, options_.workers.block_tokens);
+  event.sampling = options.sampling;
+  event.max_tokens = options.max_tokens;
+  event.stop_tokens = options.stop_tokens;
+  event.grouping = options.grouping;
+  event.use_prefix_cache = options.use_prefix_cache;
+  event.digest = options.digest;
+  events_.push_back(event);
+  return event.request;
+}
+
+void LocalEngine::regroup(RequestId request, kv::DecodeWish decode, kv::IndexKind index) {
+  controlplane::RegroupRequested event;
+  event.command = next_command_++;
+  event.request = request;
+  event.has_decode = event.has_index = true;
+  event.wish.decode = decode;
+  event.wish.index = index;
+  events_.push_back(event);
+}
+
+void LocalEngine::notice(const controlplane::Notice& notice) {
+  if (const auto* token = std::get_if<controlplane::TokenNotice>(&notice)) {
+    RequestOutcome& outcome = outcomes_[token->request];
+    ASSERT_EQ(token->index, std::ssize(outcome.tokens));
+    outcome.tokens.push_back(token->token);
+  } else if (const auto* finished = std::get_if<controlplane::FinishedNotice>(&notice)) {
+    outcomes_[finished->request].finished = true;
+    outcomes_[finished->request].notice = *finished;
+  } else if (const auto* regrouped = std::get_if<controlplane::RegroupedNotice>(&notice)) {
+    outcomes_[regrouped->request].regroups.push_back(*regrouped);
+  }
+}
+
+void LocalEngine::take_plans() {
+  for (;;) {
+    controlplane::Decision decision = control_plane_.step(now_, events_);
+    events_.clear();
+    now_.ns += 1;
+    for (const controlplane::Notice& one : decision.notices) notice(one);
+    if (!decision.plan) return;
+    for (const controlplane::TableWrite& write : decision.plan->table_writes) {
+      const auto table = workers_.control().table(write.table);
+      for (size_t i = 0; i < write.blocks.size(); ++i) {
+        auto& entry = table[static_cast<size_t>(write.first_block) + i];
+        for (int stream = 0; stream < kv::kStreams; ++stream) {
+          for (int rank = 0; rank < kMaxRanks; ++rank) {
+            entry.page[stream][rank] = write.blocks[i].page[static_cast<size_t>(stream)][static_cast<size_t>(rank)];
+          }
+        }
+      }
+      workers_.control().set_table_version(write.table, write.version);
+    }
+    plans_.push_back(daemon::encode_plan(*decision.plan));
+  }
+}
+
+bool LocalEngine::step() {
+  take_plans();
+  if (plans_.empty()) return false;
+  const wire::StepPlan plan = plans_.front();
+  plans_.erase(plans_.begin());
+  if (seen) seen(plan);
+  const auto results = workers_.run(plan).value();
+  ++steps_;
+  for (const wire::StepResult& result : results) {
+    controlplane::StepAcknowledged event;
+    event.step = StepId{result.step()};
+    event.rank = static_cast<int>(result.rank());
+    for (const wire::SampledToken& sample : result.samples()) {
+      event.samples.push_back({RequestId{plan.spans(static_cast<int>(sample.span())).request()}, sample.sample_index(),
+                               sample.token(), sample.not_finite()});
+    }
+    for (const wire::SpanMeter& meter : result.meters()) {
+      RequestOutcome& outcome = outcomes_[RequestId{meter.request()}];
+      const bool prefill = meter.span() != 0xffffffffu && plan.spans(static_cast<int>(meter.span())).prefill();
+      for (int kind = 0; kind < meter.crossed_size(); ++kind) {
+        (prefill ? outcome.prefill_crossed : outcome.decode_crossed).by_kind[static_cast<size_t>(kind)] +=
+            static_cast<int64_t>(meter.crossed(kind));
+      }
+    }
+    events_.emplace_back(std::move(event));
+  }
+  take_plans();
+  return true;
+}
+
+void LocalEngine::run_all() {
+  while (step()) {
+  }
+}
+
+std::string LocalEngine::digest(RequestId request, int64_t positions) {
+  crypto_hash_sha256_state state;
+  crypto_hash_sha256_init(&state);
+  for (int64_t position = 0; position < positions; ++position) {
+    const auto found = workers_.logits().find({number(request), position});
+    CHECK(found != workers_.logits().end(), "no logits of position ", position, " of request ", number(request));
+    crypto_hash_sha256_update(&state, reinterpret_cast<const unsigned char*>(found->second.data()),
+                              found->second.size() * sizeof(float));
+  }
+  unsigned char out[crypto_hash_sha256_BYTES];
+  crypto_hash_sha256_final(&state, out);
+  std::string text;
+  for (unsigned char byte : out) {
+    char hex[3];
+    std::snprintf(hex, sizeof hex, "%02x", byte);
+    text += hex;
+  }
+  return text;
+}
+
+}  // namespace weft::testing
