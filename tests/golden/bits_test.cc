@@ -1,6 +1,6 @@
-// Goal: the raw logits of every position are the same bits whatever the grouping, chunking, company, prefix hit or
-// regrouping. Method: the random checkpoints of this folder; one reference run (one rank, one chunk, alone), and
-// every other way compared with it position by position.
+// Goal: the raw logits of every position are the same bits whatever the grouping, chunking, company, prefix
+// hit or regrouping. Method: the random checkpoints of this folder; one reference run (one rank, one chunk,
+// alone), and every other way compared with it position by position.
 #include <gtest/gtest.h>
 
 #include "tests/support/bits.h"
@@ -24,8 +24,10 @@ std::string setting_name(const ::testing::TestParamInfo<Setting>& info) {
   return std::string(info.param.model) + "_" + dtype_name(info.param.dtype);
 }
 
-bool has_index(const Setting& setting) { return std::string(setting.model).find("v3_") == std::string::npos &&
-                                                std::string(setting.model) != "deepseek_v3"; }
+bool has_index(const Setting& setting) {
+  return std::string(setting.model).find("v3_") == std::string::npos &&
+         std::string(setting.model) != "deepseek_v3";
+}
 
 // Every combination of every axis, on small blocks.
 class FullProduct : public ::testing::TestWithParam<Setting> {};
@@ -47,10 +49,12 @@ TEST_P(FullProduct, EveryWayGivesTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, FullProduct,
-                         ::testing::Values(Setting{"glm_moe_dsa", DType::kF32}, Setting{"glm_moe_dsa", DType::kBF16}),
+                         ::testing::Values(Setting{"glm_moe_dsa", DType::kF32},
+                                           Setting{"glm_moe_dsa", DType::kBF16}),
                          setting_name);
 
-// The other families, and big blocks: each chunk size and W, batched (all groupings at once), and a few alone.
+// The other families, and big blocks: each chunk size and W, batched (all groupings at once), and a few
+// alone.
 class EveryFamily : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(EveryFamily, EveryGroupingGivesTheSameBits) {
@@ -60,7 +64,8 @@ TEST_P(EveryFamily, EveryGroupingGivesTheSameBits) {
     for (const int64_t chunk : {0, 64, 200}) {
       const std::vector<BitsCase> all = cases_of(ranks, chunk, has_index(GetParam()));
       bad += harness.mismatches_batched(all);
-      for (size_t i = static_cast<size_t>(chunk % 7); i < all.size(); i += 11) bad += harness.mismatches_alone(all[i]);
+      for (size_t i = static_cast<size_t>(chunk % 7); i < all.size(); i += 11)
+        bad += harness.mismatches_alone(all[i]);
     }
   }
   EXPECT_EQ(bad, 0);
@@ -68,8 +73,10 @@ TEST_P(EveryFamily, EveryGroupingGivesTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EveryFamily,
-                         ::testing::Values(Setting{"deepseek_v3", DType::kF32}, Setting{"deepseek_v3", DType::kBF16},
-                                           Setting{"deepseek_v32", DType::kF32}, Setting{"deepseek_v32", DType::kBF16}),
+                         ::testing::Values(Setting{"deepseek_v3", DType::kF32},
+                                           Setting{"deepseek_v3", DType::kBF16},
+                                           Setting{"deepseek_v32", DType::kF32},
+                                           Setting{"deepseek_v32", DType::kBF16}),
                          setting_name);
 
 class BigBlocks : public ::testing::TestWithParam<Setting> {};
@@ -91,7 +98,8 @@ TEST_P(BigBlocks, TheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, BigBlocks,
-                         ::testing::Values(Setting{"glm_moe_dsa", DType::kF32}, Setting{"glm_moe_dsa", DType::kBF16}),
+                         ::testing::Values(Setting{"glm_moe_dsa", DType::kF32},
+                                           Setting{"glm_moe_dsa", DType::kBF16}),
                          setting_name);
 
 }  // namespace

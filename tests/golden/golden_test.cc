@@ -1,6 +1,6 @@
 // Goal: logits agree with transformers (float32) at every position, and greedy tokens are equal.
-// Method: the tiny checkpoints of this folder, run through control plane and workers as weftd runs them: on one rank
-// and split over several, at once, in chunks and row by row.
+// Method: the tiny checkpoints of this folder, run through control plane and workers as weftd runs them: on
+// one rank and split over several, at once, in chunks and row by row.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -63,7 +63,8 @@ void expect_logits(LocalEngine& engine, RequestId request, const worker::Tensor&
     ASSERT_NE(found, engine.workers().logits().end()) << what << ": no logits at position " << row;
     ASSERT_EQ(std::ssize(found->second), width);
     for (int64_t token = 0; token < width; ++token) {
-      const float difference = std::abs(found->second[static_cast<size_t>(token)] - expected[static_cast<size_t>(row * width + token)]);
+      const float difference = std::abs(found->second[static_cast<size_t>(token)] -
+                                        expected[static_cast<size_t>(row * width + token)]);
       if (!(difference <= worst)) worst = difference, worst_row = row, worst_token = token;
     }
   }

@@ -11,9 +11,9 @@
 namespace weft::testing {
 
 std::string BitsCase::name() const {
-  return "W=" + std::to_string(ranks) + " prefill=" + kv::split_name(prefill) + " decode=" + kv::decode_name(decode) +
-         " index=" + kv::index_name(index) + " chunk=" + (chunk == 0 ? "all" : std::to_string(chunk)) +
-         (regrouped ? " regrouped" : "");
+  return "W=" + std::to_string(ranks) + " prefill=" + kv::split_name(prefill) +
+         " decode=" + kv::decode_name(decode) + " index=" + kv::index_name(index) +
+         " chunk=" + (chunk == 0 ? "all" : std::to_string(chunk)) + (regrouped ? " regrouped" : "");
 }
 
 std::vector<kv::DecodeWish> decodes_of(int ranks) {
@@ -90,7 +90,8 @@ RequestOptions BitsHarness::request_options(const BitsCase& one, bool prefix_cac
 }
 
 void BitsHarness::drive(LocalEngine& engine, const std::vector<std::pair<RequestId, BitsCase>>& requests) {
-  // After 2 tokens: the next grouping in the list (thinner or wider); after 7: one that differs again; then back.
+  // After 2 tokens: the next grouping in the list (thinner or wider); after 7: one that differs again; then
+  // back.
   std::vector<size_t> sent(requests.size(), 0);
   const int64_t turns[] = {2, 7, 10};
   do {
@@ -99,11 +100,14 @@ void BitsHarness::drive(LocalEngine& engine, const std::vector<std::pair<Request
       if (!one.regrouped || sent[i] >= std::size(turns)) continue;
       if (std::ssize(engine.outcome(request).tokens) < turns[sent[i]]) continue;
       const std::vector<kv::DecodeWish> decodes = decodes_of(one.ranks);
-      const size_t at = static_cast<size_t>(std::find(decodes.begin(), decodes.end(), one.decode) - decodes.begin());
+      const size_t at =
+          static_cast<size_t>(std::find(decodes.begin(), decodes.end(), one.decode) - decodes.begin());
       ++sent[i];
-      const kv::DecodeWish next = sent[i] == std::size(turns) ? one.decode : decodes[(at + sent[i]) % decodes.size()];
-      const kv::IndexKind index = sent[i] % 2 == 1 && one.index == kv::IndexKind::kCopied ? kv::IndexKind::kSplit
-                                                                                          : kv::IndexKind::kCopied;
+      const kv::DecodeWish next =
+          sent[i] == std::size(turns) ? one.decode : decodes[(at + sent[i]) % decodes.size()];
+      const kv::IndexKind index = sent[i] % 2 == 1 && one.index == kv::IndexKind::kCopied
+                                      ? kv::IndexKind::kSplit
+                                      : kv::IndexKind::kCopied;
       engine.regroup(request, next, index);
     }
   } while (engine.step());
@@ -112,7 +116,8 @@ void BitsHarness::drive(LocalEngine& engine, const std::vector<std::pair<Request
     EXPECT_TRUE(outcome.finished) << one.name();
     if (!one.regrouped) continue;
     EXPECT_EQ(outcome.regroups.size(), std::size(turns)) << one.name();
-    for (const auto& notice : outcome.regroups) EXPECT_EQ(notice.error.code, ErrorCode::kOk) << notice.error.text();
+    for (const auto& notice : outcome.regroups)
+      EXPECT_EQ(notice.error.code, ErrorCode::kOk) << notice.error.text();
   }
 }
 
@@ -152,7 +157,8 @@ int64_t BitsHarness::mismatches_alone(const BitsCase& one) {
 int64_t BitsHarness::mismatches_batched(const std::vector<BitsCase>& cases) {
   LocalEngine engine(weights_, engine_options(cases[0].ranks, cases[0].chunk, std::ssize(cases)));
   std::vector<std::pair<RequestId, BitsCase>> requests;
-  for (const BitsCase& one : cases) requests.emplace_back(engine.submit(prompt_, request_options(one, false)), one);
+  for (const BitsCase& one : cases)
+    requests.emplace_back(engine.submit(prompt_, request_options(one, false)), one);
   drive(engine, requests);
   int64_t bad = 0;
   for (const auto& [request, one] : requests) bad += compare(engine, request, one.name() + " (batched)", 0);

@@ -1,7 +1,7 @@
 // The promise "bits do not depend on the grouping", as a harness: a reference run, and runs compared with it.
 //
-// A case is one way to run a request. Every position's raw logits must equal the reference's (one rank, one chunk,
-// alone, tp), bit by bit; tokens too.
+// A case is one way to run a request. Every position's raw logits must equal the reference's (one rank, one
+// chunk, alone, tp), bit by bit; tokens too.
 #pragma once
 
 #include <string>
@@ -16,8 +16,8 @@ struct BitsCase {
   kv::Split prefill = kv::Split::kShared;
   kv::DecodeWish decode;
   kv::IndexKind index = kv::IndexKind::kCopied;
-  int64_t chunk = 0;        // 0: all at once
-  bool regrouped = false;   // thinned and widened while decoding, in mid-block
+  int64_t chunk = 0;       // 0: all at once
+  bool regrouped = false;  // thinned and widened while decoding, in mid-block
   std::string name() const;
 };
 
@@ -38,8 +38,8 @@ class BitsHarness {
  public:
   explicit BitsHarness(const BitsModel& model);
 
-  // Runs one case alone: the prompt twice, so that the second time is a prefix hit. Returns the number of rows whose
-  // logits differ from the reference, plus one if the tokens do. 0 is the promise.
+  // Runs one case alone: the prompt twice, so that the second time is a prefix hit. Returns the number of
+  // rows whose logits differ from the reference, plus one if the tokens do. 0 is the promise.
   int64_t mismatches_alone(const BitsCase& one);
   // All cases (same W and chunk) at once in one engine.
   int64_t mismatches_batched(const std::vector<BitsCase>& cases);

@@ -21,7 +21,8 @@ controlplane::Limits limits_of(const LocalModel& model, const EngineOptions& opt
   limits.geometry = model.config.cache_geometry(options.workers.cache_dtype, options.workers.block_tokens);
   const int64_t index_pages =
       limits.geometry.page_bytes(kv::Stream::kIndexKeys) > 0 ? options.workers.pool.index_keys : 0;
-  limits.pool_pages.assign(static_cast<size_t>(limits.rank_count), {options.workers.pool.entries, index_pages});
+  limits.pool_pages.assign(static_cast<size_t>(limits.rank_count),
+                           {options.workers.pool.entries, index_pages});
   limits.max_context = options.max_context;
   limits.table_count = options.workers.table_count;
   limits.max_running = options.workers.table_count / 2;
@@ -36,7 +37,9 @@ controlplane::Limits limits_of(const LocalModel& model, const EngineOptions& opt
 }  // namespace
 
 LocalEngine::LocalEngine(const LocalModel& model, const EngineOptions& options)
-    : options_(options), workers_(model, worker_options(options)), control_plane_(limits_of(model, options)) {}
+    : options_(options),
+      workers_(model, worker_options(options)),
+      control_plane_(limits_of(model, options)) {}
 
 RequestId LocalEngine::submit(const std::vector<uint32_t>& prompt, const RequestOptions& options) {
   controlplane::RequestArrived event;
@@ -90,7 +93,8 @@ void LocalEngine::take_plans() {
         auto& entry = table[static_cast<size_t>(write.first_block) + i];
         for (int stream = 0; stream < kv::kStreams; ++stream) {
           for (int rank = 0; rank < kMaxRanks; ++rank) {
-            entry.page[stream][rank] = write.blocks[i].page[static_cast<size_t>(stream)][static_cast<size_t>(rank)];
+            entry.page[stream][rank] =
+                write.blocks[i].page[static_cast<size_t>(stream)][static_cast<size_t>(rank)];
           }
         }
       }
@@ -113,12 +117,13 @@ bool LocalEngine::step() {
     event.step = StepId{result.step()};
     event.rank = static_cast<int>(result.rank());
     for (const wire::SampledToken& sample : result.samples()) {
-      event.samples.push_back({RequestId{plan.spans(static_cast<int>(sample.span())).request()}, sample.sample_index(),
-                               sample.token(), sample.not_finite()});
+      event.samples.push_back({RequestId{plan.spans(static_cast<int>(sample.span())).request()},
+                               sample.sample_index(), sample.token(), sample.not_finite()});
     }
     for (const wire::SpanMeter& meter : result.meters()) {
       RequestOutcome& outcome = outcomes_[RequestId{meter.request()}];
-      const bool prefill = meter.span() != 0xffffffffu && plan.spans(static_cast<int>(meter.span())).prefill();
+      const bool prefill =
+          meter.span() != 0xffffffffu && plan.spans(static_cast<int>(meter.span())).prefill();
       for (int kind = 0; kind < meter.crossed_size(); ++kind) {
         (prefill ? outcome.prefill_crossed : outcome.decode_crossed).by_kind[static_cast<size_t>(kind)] +=
             static_cast<int64_t>(meter.crossed(kind));
@@ -140,7 +145,8 @@ std::string LocalEngine::digest(RequestId request, int64_t positions) {
   crypto_hash_sha256_init(&state);
   for (int64_t position = 0; position < positions; ++position) {
     const auto found = workers_.logits().find({number(request), position});
-    CHECK(found != workers_.logits().end(), "no logits of position ", position, " of request ", number(request));
+    CHECK(found != workers_.logits().end(), "no logits of position ", position, " of request ",
+          number(request));
     crypto_hash_sha256_update(&state, reinterpret_cast<const unsigned char*>(found->second.data()),
                               found->second.size() * sizeof(float));
   }

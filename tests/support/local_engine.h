@@ -1,7 +1,7 @@
 // The real control plane driving real runners in one process: requests in, tokens and logits out.
 //
-// Every plan is encoded as weftd encodes it, its table writes are applied to the arena, and two plans are in flight
-// where the control plane wants it. Nothing is random here.
+// Every plan is encoded as weftd encodes it, its table writes are applied to the arena, and two plans are in
+// flight where the control plane wants it. Nothing is random here.
 #pragma once
 
 #include <functional>
@@ -59,7 +59,8 @@ class LocalEngine {
   controlplane::ControlPlane& control_plane() { return control_plane_; }
   LocalWorkers& workers() { return workers_; }
   int64_t steps() const { return steps_; }
-  // SHA-256 over the raw logits of positions 0 … end, in order, one after the other. CHECKs that all are there.
+  // SHA-256 over the raw logits of positions 0 … end, in order, one after the other. CHECKs that all are
+  // there.
   std::string digest(RequestId request, int64_t positions);
 
  private:
