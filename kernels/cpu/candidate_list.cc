@@ -17,30 +17,58 @@ namespace {
 
 constexpr int64_t kStep = static_cast<int64_t>(kLanes);
 
-// Appends the lanes that exceed the threshold (open: all) behind `held`; writes whole vectors. Returns the
-// new count.
-int64_t AppendSurvivors(const float* scores, int64_t count, int64_t first_position, bool open,
-                        float threshold, float* held_scores, int32_t* held_positions, int64_t held) {
-  const F32 d;
+// Appends the lanes of one vector that the mask names; writes whole vectors. Returns how many.
+template <class M>
+HWY_INLINE int64_t Append(VF score, M mask, int64_t position, float* held_scores, int32_t* held_positions) {
   const I32 di;
+  const auto positions = hn::Iota(di, static_cast<int32_t>(position));
+  hn::StoreU(hn::Compress(score, mask), F32(), held_scores);
+  hn::StoreU(hn::Compress(positions, hn::RebindMask(di, mask)), di, held_positions);
+  return static_cast<int64_t>(hn::CountTrue(F32(), mask));
+}
+
+// Appends the scores that exceed the threshold behind `held`. Returns the new count.
+int64_t AppendSurvivors(const float* scores, int64_t count, int64_t first_position, float threshold,
+                        float* held_scores, int32_t* held_positions, int64_t held) {
+  const F32 d;
   const VF limit = hn::Set(d, threshold);
-  const VF lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
-  for (int64_t i = 0; i < count; i += kStep) {
-    const int64_t left = count - i;
-    VF score = hn::Add(LoadPart(d, scores + i, left), hn::Zero(d));
-    auto mask = hn::Gt(score, limit);
-    if (open) {
-      score = hn::IfThenElse(hn::Eq(score, score), score, lowest);
-      mask = hn::Eq(score, score);
+  int64_t i = 0;
+  // Four vectors to a branch: late in a stream most such groups hold no survivor; early, which of the four
+  // holds one cannot be predicted and is not asked.
+  for (; i + 4 * kStep <= count; i += 4 * kStep) {
+    VF score[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) score[v] = hn::LoadU(d, scores + i + v * kStep);
+    const auto any = hn::Or(hn::Or(hn::Gt(score[0], limit), hn::Gt(score[1], limit)),
+                            hn::Or(hn::Gt(score[2], limit), hn::Gt(score[3], limit)));
+    if (hn::AllFalse(d, any)) continue;
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      const VF plain = hn::Add(score[v], hn::Zero(d));
+      held += Append(plain, hn::Gt(plain, limit), first_position + i + v * kStep, held_scores + held,
+                     held_positions + held);
     }
-    if (left < kStep) mask = hn::And(mask, hn::FirstN(d, static_cast<size_t>(left)));
-    if (hn::AllFalse(d, mask)) continue;
-    const auto position = hn::Iota(di, static_cast<int32_t>(first_position + i));
-    hn::StoreU(hn::Compress(score, mask), d, held_scores + held);
-    hn::StoreU(hn::Compress(position, hn::RebindMask(di, mask)), di, held_positions + held);
-    held += static_cast<int64_t>(hn::CountTrue(d, mask));
+  }
+  for (; i < count; i += kStep) {
+    const VF score = hn::Add(LoadPart(d, scores + i, count - i), hn::Zero(d));
+    const auto valid = hn::FirstN(d, static_cast<size_t>(count - i));
+    held += Append(score, hn::And(hn::Gt(score, limit), valid), first_position + i, held_scores + held,
+                   held_positions + held);
   }
   return held;
+}
+
+// Appends every score, NaN as −infinity.
+int64_t AppendAll(const float* scores, int64_t count, int64_t first_position, float* held_scores,
+                  int32_t* held_positions, int64_t held) {
+  const F32 d;
+  const VF lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  for (int64_t i = 0; i < count; i += kStep) {
+    const VF score = hn::Add(LoadPart(d, scores + i, count - i), hn::Zero(d));
+    hn::StoreU(hn::IfThenElse(hn::Eq(score, score), score, lowest), d, held_scores + held + i);
+    hn::StoreU(hn::Iota(I32(), static_cast<int32_t>(first_position + i)), I32(), held_positions + held + i);
+  }
+  return held + count;
 }
 
 int64_t CountGreater(const float* scores, int64_t count, float threshold) {
@@ -109,6 +137,7 @@ HWY_AFTER_NAMESPACE();
 namespace weft::kernels {
 
 HWY_EXPORT(AppendSurvivors);
+HWY_EXPORT(AppendAll);
 HWY_EXPORT(CountGreater);
 HWY_EXPORT(Largest);
 HWY_EXPORT(Keep);
@@ -151,8 +180,12 @@ void CandidateList::offer(const float* scores, int64_t count, int64_t first_posi
   for (int64_t i = 0; i < count; i += kMostAtOnce) {
     const int64_t n = std::min(kMostAtOnce, count - i);
     make_room(n);
-    count_ = HWY_DYNAMIC_DISPATCH(AppendSurvivors)(scores + i, n, first_position + i, open_, threshold_,
-                                                   scores_.data(), positions_.data(), count_);
+    float* held_scores = scores_.data();
+    int32_t* held_positions = positions_.data();
+    count_ = open_ ? HWY_DYNAMIC_DISPATCH(AppendAll)(scores + i, n, first_position + i, held_scores,
+                                                     held_positions, count_)
+                   : HWY_DYNAMIC_DISPATCH(AppendSurvivors)(scores + i, n, first_position + i, threshold_,
+                                                           held_scores, held_positions, count_);
   }
 }
 

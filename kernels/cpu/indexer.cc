@@ -38,14 +38,19 @@ int64_t element_index(int64_t width, DType dtype, int64_t block_tokens, int64_t 
   return panel + i / 2 * 2 * lanes + slot % lanes * 2 + i % 2;
 }
 
-// Keys of some consecutive blocks, as panels; columns of the score matrix are the blocks' slots side by side,
-// each block rounded up to whole panels.
+// Keys of some consecutive blocks, as panels; columns of the score matrix are the panels' slots side by side.
 struct KeyChunk {
-  std::span<const IndexKeys> blocks;
+  static constexpr size_t kPanelsMax = kChunkKeys / 8;
+  // Keys at consecutive positions in consecutive columns: one block, or several full ones.
+  struct Run {
+    int64_t column, first_position, count;
+  };
   int64_t panel_count = 0;
-  std::array<const float*, kChunkKeys / 8> panels;
-  std::array<int64_t, kChunkKeys / 8> first_positions;
-  std::array<int64_t, kChunkKeys / 8> columns;  // of a block
+  std::array<const float*, kPanelsMax> panels;
+  std::array<int64_t, kPanelsMax> first_positions;
+  int64_t run_count = 0;
+  std::array<Run, kPanelsMax> run_storage;
+  std::span<const Run> runs() const { return {run_storage.data(), static_cast<size_t>(run_count)}; }
 };
 
 // Takes as many blocks as fit from the front of `blocks`.
@@ -53,19 +58,28 @@ void next_chunk(const IndexSelect& p, std::span<const IndexKeys>& blocks, KeyChu
   const int64_t lanes = panel_width(p.block_tokens);
   const int64_t panel_words = word_count(p.dtype, p.width) * lanes;
   chunk.panel_count = 0;
+  chunk.run_count = 0;
+  KeyChunk::Run* last = nullptr;
   size_t taken = 0;
   for (; taken < blocks.size(); ++taken) {
     const IndexKeys& block = blocks[taken];
     const int64_t panels = (block.valid + lanes - 1) / lanes;
-    if ((chunk.panel_count + panels) * lanes > kChunkKeys || taken == chunk.columns.size()) break;
-    chunk.columns[taken] = chunk.panel_count * lanes;
+    if ((chunk.panel_count + panels) * lanes > kChunkKeys) break;
+    const int64_t column = chunk.panel_count * lanes;
     for (int64_t i = 0; i < panels; ++i) {
       const auto at = static_cast<size_t>(chunk.panel_count++);
       chunk.panels[at] = static_cast<const float*>(block.page_layer) + i * panel_words;
       chunk.first_positions[at] = block.first_position + i * lanes;
     }
+    if (block.valid == 0) continue;
+    if (last != nullptr && last->column + last->count == column &&
+        last->first_position + last->count == block.first_position) {
+      last->count += block.valid;
+    } else {
+      last = &chunk.run_storage[static_cast<size_t>(chunk.run_count++)];
+      *last = {column, block.first_position, block.valid};
+    }
   }
-  chunk.blocks = blocks.first(taken);
   blocks = blocks.subspan(taken);
 }
 
@@ -178,14 +192,11 @@ void select_rows(const IndexSelect& p, int64_t row_begin, int64_t row_end, std::
     next_chunk(p, keys, work.chunk);
     work.rows.score(work.chunk, lanes, kernel);
     for (int64_t row = 0; row < rows; ++row) {
-      for (size_t b = 0; b < work.chunk.blocks.size(); ++b) {
-        const IndexKeys& block = work.chunk.blocks[b];
-        if (work.rows.limit(row) < block.first_position) break;
-        const int64_t seen =
-            work.rows.limit(row) - block.first_position;  // keys seen, less one; cannot overflow
-        work.lists[static_cast<size_t>(row)].offer(work.rows.scores(row) + work.chunk.columns[b],
-                                                   seen < block.valid ? seen + 1 : block.valid,
-                                                   block.first_position);
+      for (const KeyChunk::Run& run : work.chunk.runs()) {
+        if (work.rows.limit(row) < run.first_position) break;
+        const int64_t seen = work.rows.limit(row) - run.first_position;  // less one; so it cannot overflow
+        work.lists[static_cast<size_t>(row)].offer(
+            work.rows.scores(row) + run.column, seen < run.count ? seen + 1 : run.count, run.first_position);
       }
     }
   }
@@ -291,10 +302,9 @@ void index_scores(const IndexSelect& p, int64_t row, float* scores) {
   for (std::span<const IndexKeys> keys = p.keys; !keys.empty();) {
     next_chunk(p, keys, work.chunk);
     work.rows.score(work.chunk, panel_width(p.block_tokens), score_tile(p.dtype));
-    for (size_t b = 0; b < work.chunk.blocks.size(); ++b) {
-      const float* from = work.rows.scores(0) + work.chunk.columns[b];
-      scores =
-          std::transform(from, from + work.chunk.blocks[b].valid, scores, [](float s) { return s + 0.0f; });
+    for (const KeyChunk::Run& run : work.chunk.runs()) {
+      const float* from = work.rows.scores(0) + run.column;
+      scores = std::transform(from, from + run.count, scores, [](float s) { return s + 0.0f; });
     }
   }
 }

@@ -46,15 +46,15 @@ void strip_of(const DotStrip& strip, int64_t head) {
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) sums[i] = _mm512_setzero_ps();
     const auto step = [&](int64_t at) {
-      __m512 entry[kEntries];
+      __m512 query[kHeads];
 #pragma GCC unroll 16
-      for (int u = 0; u < kEntries; ++u) entry[u] = _mm512_loadu_ps(e[u] + at);
+      for (int h = 0; h < kHeads; ++h) query[h] = _mm512_loadu_ps(q[h] + at);
 #pragma GCC unroll 16
-      for (int h = 0; h < kHeads; ++h) {
-        const __m512 query = _mm512_loadu_ps(q[h] + at);
+      for (int u = 0; u < kEntries; ++u) {
+        const __m512 entry = _mm512_loadu_ps(e[u] + at);
 #pragma GCC unroll 16
-        for (int u = 0; u < kEntries; ++u)
-          sums[h * kEntries + u] = dot(sums[h * kEntries + u], query, entry[u]);
+        for (int h = 0; h < kHeads; ++h)
+          sums[h * kEntries + u] = dot(sums[h * kEntries + u], query[h], entry);
       }
     };
     for (int64_t w = 0; w < strip.words; w += 16) step(w);
@@ -74,6 +74,10 @@ void strip_of(const DotStrip& strip, int64_t head) {
     _mm512_store_ps(t, total * _mm512_set1_ps(strip.scale));
     for (int64_t h = 0; h < kHeads; ++h) {
       float* out = strip.out + (head + h) * strip.out_stride + first;
+      if (count == kEntries) {
+        __builtin_memcpy(out, t + h * kEntries, sizeof(float) * kEntries);
+        continue;
+      }
       for (int64_t u = 0; u < count; ++u) out[u] = t[h * kEntries + u];
     }
   }

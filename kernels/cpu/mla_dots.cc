@@ -82,15 +82,15 @@ HWY_INLINE void Walk(const WordRow* heads, const WordRow* const* entries, int64_
 #pragma GCC unroll 16
   for (int i = 0; i < kResults; ++i) sums[i] = hn::Zero(d);
   const auto step = [&](int64_t at) HWY_ATTR {
-    VF entry[kEntries];
+    VF query[kHeads];
 #pragma GCC unroll 16
-    for (int u = 0; u < kEntries; ++u) entry[u] = hn::LoadU(d, e[u] + at);
+    for (int h = 0; h < kHeads; ++h) query[h] = hn::LoadU(d, q[h] + at);
 #pragma GCC unroll 16
-    for (int h = 0; h < kHeads; ++h) {
-      const VF query = hn::LoadU(d, q[h] + at);
+    for (int u = 0; u < kEntries; ++u) {
+      const VF entry = hn::LoadU(d, e[u] + at);
 #pragma GCC unroll 16
-      for (int u = 0; u < kEntries; ++u) {
-        sums[h * kEntries + u] = Step::Run(query, entry[u], sums[h * kEntries + u]);
+      for (int h = 0; h < kHeads; ++h) {
+        sums[h * kEntries + u] = Step::Run(query[h], entry, sums[h * kEntries + u]);
       }
     }
   };
@@ -124,6 +124,10 @@ void Strip(const DotStrip& strip, int64_t head) {
     AddTrees(part[0], strip.scale, t);
     for (int64_t h = 0; h < kHeads; ++h) {
       float* out = strip.out + (head + h) * strip.out_stride + first;
+      if (count == kEntries) {
+        __builtin_memcpy(out, t + h * kEntries, sizeof(float) * kEntries);
+        continue;
+      }
       for (int64_t u = 0; u < count; ++u) out[u] = t[h * kEntries + u];
     }
   }
