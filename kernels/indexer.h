@@ -3,7 +3,8 @@
 //   I[t, s] = Σ_h w[t, h] · max(0, q[t, h] · k[s]),  heads ascending, one accumulator per dot product walking
 // k upwards (bf16: in pairs), fused multiply-adds, lanes over keys. A score depends on its row and key only.
 //
-// Selections are total orders: (score + 0.0 descending, position ascending).
+// Selections are total orders: (score + 0.0 descending, position ascending). Scores are finite in a sound
+// model; NaN ranks as −infinity, so that the order stays total.
 //
 // Index-key page, one layer: panels of PW = min(16, P) slots. float32: [P / PW][width][PW];
 // bf16: [P / PW][width / 2][PW][2]. A key is written with store_index_key.
@@ -22,7 +23,8 @@ namespace weft::kernels {
 void store_index_key(const float* key, int64_t width, DType dtype, int64_t block_tokens, int64_t slot,
                      void* page_layer);
 // The slot's key as float32, for copies and tests.
-void load_index_key(const void* page_layer, int64_t width, DType dtype, int64_t block_tokens, int64_t slot, float* key);
+void load_index_key(const void* page_layer, int64_t width, DType dtype, int64_t block_tokens, int64_t slot,
+                    float* key);
 
 // One block of keys of one layer: positions [first_position, first_position + valid).
 struct IndexKeys {
@@ -42,20 +44,22 @@ constexpr bool ranks_before(const Candidate& a, const Candidate& b) {
 }
 
 struct IndexSelect {
-  DType dtype = DType::kF32;        // of query and keys
+  DType dtype = DType::kF32;  // of query and keys
   int64_t heads = 0;
   int64_t width = 0;
   int64_t block_tokens = 64;
   int64_t rows = 0;
-  const void* query = nullptr;      // [rows][heads][width]
-  const float* weights = nullptr;   // [rows][heads]
+  const void* query = nullptr;             // [rows][heads][width]
+  const float* weights = nullptr;          // [rows][heads]
   const int64_t* row_positions = nullptr;  // [rows]: a row sees keys at positions ≤ its own
-  std::span<const IndexKeys> keys;  // blocks ascending in position
+  std::span<const IndexKeys> keys;         // blocks ascending in position
   int64_t top_k = 0;
-  Candidate* out = nullptr;         // [rows][top_k], the best of each row, ascending in position
-  int32_t* out_count = nullptr;     // [rows]: min(top_k, keys the row sees)
+  Candidate* out = nullptr;      // [rows][top_k], the best of each row, ascending in position
+  int32_t* out_count = nullptr;  // [rows]: min(top_k, keys the row sees)
 };
-// Exact. Working memory is bounded (never rows × keys); work is spread over row tiles.
+// Exact. Working memory is bounded (never rows × keys). Work is spread over tiles of rows, and over ranges of
+// keys where rows are few; neither shows in the result. Scores are computed also where a row sees at most
+// top_k keys (all are selected then): merge_candidates may need them.
 void index_select(const IndexSelect& p, Parallel& parallel);
 
 // The raw scores of one row against the listed keys, in order: [Σ valid]. For tests and benchmarks.
