@@ -1,0 +1,115 @@
+#include "worker/describe.h"
+
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+
+#include "kernels/features.h"
+#include "worker/comm/exchange.h"
+#include "worker/model/weights.h"
+#include "worker/step_runner.h"
+
+namespace weft::worker {
+namespace {
+
+constexpr uint32_t kProtocolVersion = 1;
+constexpr uint32_t kThreadsMax = 1024;
+constexpr uint32_t kStepRowsMax = 1 << 20;
+
+Result<void> in_range(const char* field, uint64_t value, uint64_t min, uint64_t max) {
+  if (value >= min && value <= max) return {};
+  return error(ErrorCode::kInvalidArgument,
+               std::to_string(value) + " is not in " + std::to_string(min) + " … " + std::to_string(max),
+               field);
+}
+
+// The wire's dtypes: 0 as stored, 1 f32, 2 bf16.
+DType dtype_of(uint32_t wire) { return wire == 2 ? DType::kBF16 : DType::kF32; }
+
+// Mask of the segments of one kind of feed-forward layer that are not empty by shape.
+uint32_t segments_of(const ModelConfig& config, FeedForward kind) {
+  const int64_t width = kind == FeedForward::kDense ? config.dense_width : config.shared_width;
+  uint32_t mask = 0;
+  for (int segment = 0; segment < kv::kShards; ++segment) {
+    const bool experts = kind == FeedForward::kMoe && !kv::segment_items(segment, config.experts).empty();
+    if (experts || !kv::segment_columns(segment, width).empty()) mask |= 1u << segment;
+  }
+  return mask;
+}
+
+}  // namespace
+
+Result<WorkerSettings> read_settings(const wire::Describe& request) {
+  if (request.protocol_version() != kProtocolVersion) {
+    return error(ErrorCode::kUnsupported, "protocol version " + std::to_string(request.protocol_version()) +
+                                              "; this worker speaks " + std::to_string(kProtocolVersion));
+  }
+  TRY_VOID(in_range("rank_count", request.rank_count(), 1, kMaxRanks));
+  TRY_VOID(in_range("rank", request.rank(), 0, request.rank_count() - 1));
+  TRY_VOID(in_range("weight_dtype", request.weight_dtype(), 0, 2));
+  TRY_VOID(in_range("cache_dtype", request.cache_dtype(), 1, 2));
+  TRY_VOID(in_range("block_tokens", request.block_tokens(), 8, 256));
+  if (!std::has_single_bit(request.block_tokens())) {
+    return error(ErrorCode::kInvalidArgument,
+                 std::to_string(request.block_tokens()) + " is not a power of two", "block_tokens");
+  }
+  TRY_VOID(in_range("max_step_rows", request.max_step_rows(), 1, kStepRowsMax));
+  TRY_VOID(in_range("threads", request.threads(), 1, kThreadsMax));
+
+  WorkerSettings settings;
+  settings.rank = static_cast<int>(request.rank());
+  settings.rank_count = static_cast<int>(request.rank_count());
+  settings.model_path = request.model_path();
+  settings.block_tokens = request.block_tokens();
+  settings.max_step_rows = request.max_step_rows();
+  settings.threads = static_cast<int>(request.threads());
+  settings.cores.assign(request.cores().begin(), request.cores().end());
+  TRY(settings.config, read_model_config(settings.model_path));
+  settings.weight_dtype =
+      request.weight_dtype() == 0 ? settings.config.checkpoint_dtype : dtype_of(request.weight_dtype());
+  settings.cache_dtype = dtype_of(request.cache_dtype());
+  if (request.max_context() != 0) {
+    TRY_VOID(in_range("max_context", request.max_context(), 1,
+                      static_cast<uint64_t>(settings.config.max_context)));
+  }
+  return settings;
+}
+
+wire::ModelDescription describe_model(const WorkerSettings& settings, uint64_t max_context) {
+  const ModelConfig& config = settings.config;
+  const kv::CacheGeometry geometry = settings.geometry();
+  auto count = [](int64_t value) { return static_cast<uint64_t>(value); };
+  std::filesystem::path folder(settings.model_path);
+  if (!folder.has_filename()) folder = folder.parent_path();  // a path that ends in '/'
+
+  wire::ModelDescription out;
+  out.set_protocol_version(kProtocolVersion);
+  out.set_model_type(config.model_type);
+  out.set_name(folder.filename().string());
+  out.set_hidden(count(config.hidden));
+  out.set_layers(config.layers.size());
+  out.set_index_layers(count(config.index_layers()));
+  out.set_heads(count(config.heads));
+  out.set_vocabulary(count(config.vocabulary));
+  out.set_max_context(max_context == 0 ? count(config.max_context) : max_context);
+  for (uint32_t token : config.eos_tokens) out.add_eos_tokens(token);
+  out.set_entry_bytes(count(geometry.stream(kv::Stream::kEntries).bytes_per_token));
+  const kv::StreamGeometry& index_keys = geometry.stream(kv::Stream::kIndexKeys);
+  out.set_index_key_bytes(index_keys.layers == 0 ? 0 : count(index_keys.bytes_per_token));
+  out.set_weight_arena_bytes(count(weight_arena_bytes(config, settings.weight_dtype)));
+  out.set_mailbox_bytes(
+      mailbox_bytes(outbox_bytes(config, settings.cache_dtype, settings.rank_count, settings.max_step_rows)));
+  out.set_weight_dtype(settings.weight_dtype == DType::kBF16 ? 2 : 1);
+  out.set_index_topk(config.index_layers() == 0 ? 0 : count(config.index_topk));
+  out.set_query_width(count(config.entry_width()));
+  out.set_latent_width(count(config.latent));
+  out.set_instruction_set(kernels::instruction_set());
+  out.set_first_dense_layers(
+      count(std::count_if(config.layers.begin(), config.layers.end(),
+                          [](const auto& layer) { return layer.feed_forward == FeedForward::kDense; })));
+  out.set_dense_segments(segments_of(config, FeedForward::kDense));
+  out.set_moe_segments(segments_of(config, FeedForward::kMoe));
+  return out;
+}
+
+}  // namespace weft::worker

@@ -1,0 +1,36 @@
+// What the daemon asks of a worker (Describe), checked, and the answer.
+//
+// A pure function of the request and config.json, so all workers answer alike.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "proto/vocab/ids.h"
+#include "proto/vocab/result.h"
+#include "proto/worker.pb.h"
+#include "worker/model/config.h"
+
+namespace weft::worker {
+
+struct WorkerSettings {
+  int rank = 0;
+  int rank_count = 1;
+  std::string model_path;
+  ModelConfig config;
+  DType weight_dtype = DType::kF32;  // resolved
+  DType cache_dtype = DType::kF32;
+  int64_t block_tokens = 64;
+  int64_t max_step_rows = 0;
+  int threads = 1;
+  std::vector<int> cores;
+  kv::CacheGeometry geometry() const { return config.cache_geometry(cache_dtype, block_tokens); }
+};
+
+// Checks the request and reads the model's configuration. kInvalidArgument names the field; kUnsupported:
+// another protocol version; and what read_model_config() says.
+Result<WorkerSettings> read_settings(const wire::Describe& request);
+
+wire::ModelDescription describe_model(const WorkerSettings& settings, uint64_t max_context);
+
+}  // namespace weft::worker

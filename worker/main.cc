@@ -1,0 +1,69 @@
+// weft-worker: started by weftd, one per device. Not for people.
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <string_view>
+
+#include "worker/command_channel.h"
+#include "worker/event_log.h"
+#include "worker/worker_process.h"
+
+namespace {
+
+constexpr const char* kUsage =
+    "usage: weft-worker --socket-fd N\n"
+    "\n"
+    "Runs step plans for weftd, which starts it with a Unix SOCK_SEQPACKET socket as descriptor N.\n"
+    "Ends with status 0 when told to stop, 1 after a failure, 2 for a bad command line, 3 when weftd is "
+    "gone.\n";
+
+// The descriptor of "--socket-fd N", or −1.
+int parse_socket(int argc, char** argv) {
+  if (argc != 3 || std::string_view(argv[1]) != "--socket-fd") return -1;
+  int fd = -1;
+  const char* end = argv[2] + std::strlen(argv[2]);
+  const auto [at, failure] = std::from_chars(argv[2], end, fd);
+  return failure == std::errc{} && at == end && fd > STDERR_FILENO ? fd : -1;
+}
+
+bool is_packet_socket(int fd) {
+  int type = 0;
+  socklen_t size = sizeof type;
+  return ::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 2 && std::string_view(argv[1]) == "--help") {
+    std::fputs(kUsage, stdout);
+    return 0;
+  }
+  const int fd = parse_socket(argc, argv);
+  if (fd < 0 || !is_packet_socket(fd)) {
+    std::fputs(fd < 0 ? kUsage : "weft-worker: --socket-fd is not a packet socket; it is started by weftd\n",
+               stderr);
+    return weft::worker::kExitUsage;
+  }
+  // The daemon's death must end this process: by signal, and by the socket for the case that it died before
+  // this line. Ctrl-C in a terminal reaches the whole process group, but it is the daemon that stops its
+  // workers.
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  std::signal(SIGINT, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
+  // Whatever else the daemon had open when it forked.
+  if (fd > STDERR_FILENO + 1) ::close_range(STDERR_FILENO + 1, static_cast<unsigned>(fd - 1), 0);
+  ::close_range(static_cast<unsigned>(fd + 1), ~0u, 0);
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+
+  weft::worker::CommandChannel channel{weft::kv::Descriptor(fd)};
+  channel.start();
+  weft::worker::WorkerProcess process(channel);
+  channel.fail(process.run());
+}

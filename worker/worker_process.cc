@@ -1,0 +1,175 @@
+#include "worker/worker_process.h"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "kernels/parallel.h"
+#include "proto/vocab/units.h"
+#include "worker/event_log.h"
+
+namespace weft::worker {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr Duration kTick = 100ms;
+constexpr Duration kProgressInterval = 200ms;
+constexpr Duration kResultTimeout = 60s;  // a daemon that reads no result for so long is stuck
+
+}  // namespace
+
+Error WorkerProcess::run() {
+  for (;;) {
+    if (auto served = serve(); !served) return std::move(served).error();
+  }
+}
+
+Result<void> WorkerProcess::serve() {
+  Command command = channel_.next();
+  const wire::ToWorker& message = command.message;
+  const bool expected = message.has_describe()     ? !settings_
+                        : message.has_map_arenas() ? settings_ && !arenas_
+                                                   : loaded_;
+  if (!expected)
+    return error(ErrorCode::kBadMessage, "a command out of order: " + message.ShortDebugString());
+  if (message.has_describe()) return describe(message.describe());
+  if (message.has_map_arenas()) return map_and_load(message.map_arenas(), std::move(command.descriptors));
+  return run_epoch(Epoch{message.begin().epoch()}, message.begin().plan_sequence());
+}
+
+Result<void> WorkerProcess::describe(const wire::Describe& request) {
+  TRY(settings_, read_settings(request));
+  set_log_rank(settings_->rank);
+  ::prctl(PR_SET_NAME, ("weft-worker-" + std::to_string(settings_->rank)).c_str());
+  const int busy_threads = settings_->rank_count * settings_->threads;
+  threads_ = std::make_unique<ThreadPool>(settings_->threads, spin_time(busy_threads));
+  TRY_VOID(threads_->pin(settings_->cores));
+  kernels::set_flush_to_zero();
+  wire::FromWorker answer;
+  *answer.mutable_description() = describe_model(*settings_, request.max_context());
+  log_event("described", "model=" + answer.description().name() + " type=" + settings_->config.model_type +
+                             " threads=" + std::to_string(settings_->threads) +
+                             " isa=" + answer.description().instruction_set());
+  return channel_.send(answer);
+}
+
+Result<void> WorkerProcess::map_and_load(const wire::MapArenas& message,
+                                         std::vector<kv::Descriptor> descriptors) {
+  const WorkerSettings& settings = *settings_;
+  TRY(arenas_, map_arenas(message, std::move(descriptors), settings));
+  start_ticker();
+  log_event("mapped", "pool_bytes=" + std::to_string(message.pool_bytes(settings.rank)));
+
+  Time last{};
+  Result<void> sent;
+  auto progress = [&](const LoadCounts& counts) {
+    const Time now = monotonic_now();
+    if (!sent || now - last < kProgressInterval) return;
+    last = now;
+    wire::FromWorker report;
+    wire::LoadProgress* load = report.mutable_progress();
+    load->set_tensors_done(static_cast<uint64_t>(counts.tensors_done));
+    load->set_tensors_total(static_cast<uint64_t>(counts.tensors_total));
+    load->set_bytes_done(static_cast<uint64_t>(counts.bytes_done));
+    load->set_bytes_total(static_cast<uint64_t>(counts.bytes_total));
+    sent = channel_.send(report);
+  };
+  TRY(const LoadCounts counts,
+      load_weights(settings.model_path, settings.config, settings.weight_dtype, arenas_->weights.data(),
+                   static_cast<int64_t>(arenas_->weights.bytes()), settings.rank, settings.rank_count,
+                   progress));
+  TRY_VOID(std::move(sent));
+  loaded_ = true;
+  log_event("loaded",
+            "tensors=" + std::to_string(counts.tensors_done) + " bytes=" + std::to_string(counts.bytes_done));
+  wire::FromWorker answer;
+  answer.mutable_loaded()->set_tensors(static_cast<uint64_t>(counts.tensors_done));
+  answer.mutable_loaded()->set_bytes(static_cast<uint64_t>(counts.bytes_done));
+  return channel_.send(answer);
+}
+
+void WorkerProcess::start_ticker() {
+  std::thread([&heartbeat = arenas_->control.rank_state(settings_->rank).heartbeat] {
+    ::prctl(PR_SET_NAME, "weft-ticker");
+    for (;;) {
+      heartbeat.fetch_add(1, std::memory_order_relaxed);
+      std::this_thread::sleep_for(kTick);
+    }
+  }).detach();
+}
+
+Result<void> WorkerProcess::prepare() {
+  const WorkerSettings& settings = *settings_;
+  TRY(weights_, view_weights(settings.config, settings.weight_dtype, arenas_->weights.data(),
+                             static_cast<int64_t>(arenas_->weights.bytes())));
+  exchange_ = std::make_unique<Exchange>(arenas_->control, arenas_->mailbox_bases(),
+                                         arenas_->mailboxes[0].bytes(), settings.rank);
+  exchange_->set_spin(spin_time(settings.rank_count * settings.threads));
+  RunnerSetup setup;
+  setup.config = &settings.config;
+  setup.weights = &weights_;
+  setup.cache_dtype = settings.cache_dtype;
+  setup.block_tokens = settings.block_tokens;
+  setup.max_step_rows = settings.max_step_rows;
+  setup.rank = settings.rank;
+  setup.control = &arenas_->control;
+  setup.pools = arenas_->pools;
+  setup.exchange = exchange_.get();
+  setup.parallel = threads_.get();
+  runner_ = std::make_unique<StepRunner>(std::move(setup));
+  return {};
+}
+
+Result<void> WorkerProcess::run_epoch(Epoch epoch, uint32_t sequence) {
+  if (number(epoch) == 0) return error(ErrorCode::kBadMessage, "epochs count from 1", "epoch");
+  if (runner_ == nullptr) TRY_VOID(prepare());
+  kv::ControlArena& control = arenas_->control;
+  log_event("begins", "epoch=" + std::to_string(number(epoch)) + " plan=" + std::to_string(sequence));
+  control.plan_read(settings_->rank, sequence);
+  exchange_->begin_epoch(epoch);
+  while (!control.aborted(epoch)) {
+    const auto plan = control.wait_plan(sequence, epoch, 1h);
+    if (!plan) continue;
+    if (plan->epoch != epoch) {
+      return error(ErrorCode::kInternal, "plan " + std::to_string(sequence) + " is of epoch " +
+                                             std::to_string(number(plan->epoch)) + ", not " +
+                                             std::to_string(number(epoch)));
+    }
+    auto ran = run_plan(plan->bytes, epoch, sequence++);
+    control.rank_state(settings_->rank).step_low.store(0, std::memory_order_relaxed);
+    if (!ran && ran.error().code != ErrorCode::kCancelled) return ran;
+  }
+  log_event("aborted", "epoch=" + std::to_string(number(epoch)));
+  wire::FromWorker answer;
+  answer.mutable_aborted()->set_epoch(number(epoch));
+  return channel_.send(answer);
+}
+
+Result<void> WorkerProcess::run_plan(std::span<const std::byte> bytes, Epoch epoch, uint32_t sequence) {
+  kv::ControlArena& control = arenas_->control;
+  wire::StepPlan plan;
+  const bool parsed = plan.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+  control.plan_read(settings_->rank, sequence + 1);
+  if (!parsed) return error(ErrorCode::kBadMessage, "plan " + std::to_string(sequence) + " does not parse");
+  TRY(const wire::StepResult result, runner_->run(plan, epoch));
+  const std::string encoded = result.SerializeAsString();
+  if (static_cast<int64_t>(encoded.size()) > control.limits().result_bytes_max) {
+    return error(ErrorCode::kTooLarge, "a result of " + std::to_string(encoded.size()) +
+                                           " bytes; the ring takes " +
+                                           std::to_string(control.limits().result_bytes_max));
+  }
+  if (!control.publish_result(settings_->rank, std::as_bytes(std::span(encoded)), kResultTimeout)) {
+    return error(ErrorCode::kUnavailable, "the daemon does not take results");
+  }
+  const uint64_t one = 1;
+  if (::write(arenas_->result_event.get(), &one, sizeof one) != sizeof one && errno != EAGAIN) {
+    return error(ErrorCode::kIo, std::string("result event: ") + std::strerror(errno));
+  }
+  return {};
+}
+
+}  // namespace weft::worker
