@@ -19,12 +19,43 @@ namespace {
 
 // How often the rare paths were taken, over all seeds.
 struct Marks {
-  int64_t rows = 0, plans = 0, hits = 0, full_hits = 0, evictions = 0, copies = 0, stopped = 0, wasted = 0;
+  int64_t rows = 0, plans = 0, finished = 0, hits = 0, full_hits = 0, evictions = 0, copies = 0, stopped = 0;
   int64_t regroups = 0, moved = 0, thinned = 0, regroups_refused = 0, refused = 0, cancelled = 0, crashes = 0;
   int64_t abandoned = 0, internal = 0, numerical = 0, duplicates = 0, late = 0, input_refs = 0, mixed = 0,
           owned = 0;
 };
-Marks marks;
+
+// Each of them must have been taken, or the test proves little.
+void expect_taken(const Marks& marks) {
+#define EXPECT_TAKEN(path) EXPECT_GT(marks.path, 0)
+  EXPECT_TAKEN(rows);
+  EXPECT_TAKEN(plans);
+  EXPECT_TAKEN(finished);
+  EXPECT_TAKEN(hits);
+  EXPECT_TAKEN(full_hits);
+  EXPECT_TAKEN(evictions);
+  EXPECT_TAKEN(copies);
+  EXPECT_TAKEN(stopped);
+  EXPECT_TAKEN(regroups);
+  EXPECT_TAKEN(moved);
+  EXPECT_TAKEN(thinned);
+  EXPECT_TAKEN(regroups_refused);
+  EXPECT_TAKEN(refused);
+  EXPECT_TAKEN(cancelled);
+  EXPECT_TAKEN(crashes);
+  EXPECT_TAKEN(abandoned);
+  EXPECT_TAKEN(internal);
+  EXPECT_TAKEN(numerical);
+  EXPECT_TAKEN(duplicates);
+  EXPECT_TAKEN(late);
+  EXPECT_TAKEN(input_refs);
+  EXPECT_TAKEN(mixed);
+  EXPECT_TAKEN(owned);
+#undef EXPECT_TAKEN
+  std::cerr << marks.plans << " plans, " << marks.rows << " rows, " << marks.finished << " finished, "
+            << marks.hits << " with a prefix hit, " << marks.evictions << " evictions, " << marks.copies
+            << " copies, " << marks.abandoned << " abandoned, " << marks.mixed << " mixed steps\n";
+}
 
 struct Profile {
   int64_t iterations = 1500;
@@ -33,8 +64,13 @@ struct Profile {
 
 class Driver {
  public:
-  Driver(uint64_t seed, const Profile& profile)
-      : random_(seed), profile_(profile), limits_(make_limits()), plane_(limits_), workers_(limits_) {
+  Driver(uint64_t seed, const Profile& profile, Marks& marks)
+      : random_(seed),
+        profile_(profile),
+        marks_(marks),
+        limits_(make_limits()),
+        plane_(limits_),
+        workers_(limits_) {
     for (int i = 0; i < 4; ++i) {
       std::vector<uint32_t>& text = documents_.emplace_back();
       for (int64_t n = 0; n < limits_.max_context; ++n)
@@ -49,10 +85,10 @@ class Driver {
     ASSERT_TRUE(plane_.requests().empty()) << "no end in sight";
     while (plane_.plans_in_flight() > 0) act(false);  // wasted rows
     expect_all_pages_back();
-    marks.rows += workers_.rows_checked();
-    marks.evictions += plane_.counters().evicted_blocks;
-    marks.duplicates += plane_.counters().duplicate_acknowledgements;
-    marks.late += plane_.counters().late_acknowledgements;
+    marks_.rows += workers_.rows_checked();
+    marks_.evictions += plane_.counters().evicted_blocks;
+    marks_.duplicates += plane_.counters().duplicate_acknowledgements;
+    marks_.late += plane_.counters().late_acknowledgements;
     EXPECT_EQ(live_.size(), 0u);
   }
 
@@ -134,7 +170,7 @@ class Driver {
       case 9:
         return arrive();
       case 10:
-        return chance(40) ? cancel() : void();
+        return chance(15) ? cancel() : void();
       case 11:
         return pause();
       case 12:
@@ -143,7 +179,7 @@ class Driver {
       case 14:
         return chance(30) ? crash() : void();
       case 15:
-        return chance(15) ? abandon() : acknowledge();
+        return chance(4) ? abandon() : execute_next();
     }
   }
 
@@ -151,7 +187,7 @@ class Driver {
     RequestArrived arrival;
     arrival.request = RequestId{++requests_};
     const auto& text = documents_[static_cast<size_t>(below(4))];
-    int64_t length = 1 + below(limits_.max_context);
+    int64_t length = 1 + below(limits_.max_context * (chance(10) ? 10 : 7) / 10);
     if (chance(40)) length = round_up(length, limits_.geometry.block_tokens);  // full prefix hits need these
     length = std::min(length, limits_.max_context);
     arrival.prompt.assign(text.begin(), text.begin() + length);
@@ -159,7 +195,7 @@ class Driver {
       for (int64_t i = below(length); i < length; ++i)
         arrival.prompt[static_cast<size_t>(i)] = static_cast<uint32_t>(below(kVocabulary));
     }
-    arrival.max_tokens = 1 + below(chance(20) ? 60 : 12);
+    arrival.max_tokens = 1 + below(chance(20) ? 40 : 10);
     const uint64_t salt = random_.below(2);
     arrival.root = kv::namespace_hash("m", "f", std::to_string(salt));
     arrival.use_prefix_cache = chance(85);
@@ -234,18 +270,18 @@ class Driver {
       ASSERT_TRUE(span.split != kv::Split::kInterleave || span.rows >= limits_.rank_count);
       owned += span.split == kv::Split::kShared ? 0 : 1;
       if (!span.prefill) groupings.insert({span.grouping.width, span.grouping.c});
-      marks.full_hits += span.no_write ? 1 : 0;
-      marks.input_refs += span.has_input_ref ? 1 : 0;
+      marks_.full_hits += span.no_write ? 1 : 0;
+      marks_.input_refs += span.has_input_ref ? 1 : 0;
     }
     ASSERT_FALSE(plan.spans.empty());
     ASSERT_LE(prefill + decode, limits_.max_step_rows);
     ASSERT_LE(static_cast<int64_t>(plan.copies.size()), limits_.max_copies());
     ASSERT_GE(plan.padded.prefill, prefill);
     ASSERT_GE(plan.padded.decode, decode);
-    marks.owned += owned;
-    marks.mixed += owned > 0 && groupings.size() > 1 ? 1 : 0;
-    marks.copies += static_cast<int64_t>(plan.copies.size());
-    ++marks.plans;
+    marks_.owned += owned;
+    marks_.mixed += owned > 0 && groupings.size() > 1 ? 1 : 0;
+    marks_.copies += static_cast<int64_t>(plan.copies.size());
+    ++marks_.plans;
   }
 
   // A plan that kills its workers is tried twice, then given up.
@@ -270,7 +306,10 @@ class Driver {
   }
 
   void acknowledge() {
-    if (!old_acks_.empty() && chance(20)) {
+    for (int64_t i = 1 + below(2 * limits_.rank_count); i > 0; --i) acknowledge_once();
+  }
+  void acknowledge_once() {
+    if (!old_acks_.empty() && chance(5)) {
       feed(old_acks_[static_cast<size_t>(below(static_cast<int64_t>(old_acks_.size())))]);
       return;
     }
@@ -294,7 +333,7 @@ class Driver {
 
   // Workers die in the middle of a plan; all plans in flight are run again, the same bytes.
   void crash() {
-    ++marks.crashes;
+    ++marks_.crashes;
     if (!in_flight_.empty()) workers_.execute(in_flight_.front(), below(60));
     for (Executed& done : executed_) {
       const std::vector<Sample> again = workers_.execute(done.plan);
@@ -315,7 +354,7 @@ class Driver {
     }
     executed_.clear();
     in_flight_.clear();
-    ++marks.abandoned;
+    ++marks_.abandoned;
     feed(PlansAbandoned{});
   }
   void mark_alone(const Plan& plan) {
@@ -340,11 +379,11 @@ class Driver {
   }
   void on(const RegroupedNotice& notice) {
     if (notice.error.code == ErrorCode::kOk) {
-      ++marks.regroups;
-      marks.moved += notice.bytes_moved > 0 ? 1 : 0;
-      marks.thinned += notice.pages_dropped > 0 ? 1 : 0;
+      ++marks_.regroups;
+      marks_.moved += notice.bytes_moved > 0 ? 1 : 0;
+      marks_.thinned += notice.pages_dropped > 0 ? 1 : 0;
     } else {
-      ++marks.regroups_refused;
+      ++marks_.regroups_refused;
       ASSERT_EQ(notice.before, notice.after);
       ASSERT_TRUE(notice.error.code == ErrorCode::kResourceExhausted ||
                   notice.error.code == ErrorCode::kTooLarge)
@@ -360,17 +399,18 @@ class Driver {
     ASSERT_EQ(notice.completion_tokens, live.answered);
     ASSERT_EQ(notice.prompt_tokens, truth.prompt);
     ASSERT_TRUE(live.arrival.use_prefix_cache || notice.cached_tokens == 0);
-    marks.hits += notice.cached_tokens > 0 ? 1 : 0;
+    marks_.hits += notice.cached_tokens > 0 ? 1 : 0;
     switch (notice.reason) {
       case FinishReason::kStop:
       case FinishReason::kLength:
         ASSERT_EQ(notice.reason, truth.reason);
         ASSERT_EQ(live.answered, static_cast<int64_t>(truth.tokens.size()) - truth.prompt);
-        marks.stopped += notice.reason == FinishReason::kStop ? 1 : 0;
+        ++marks_.finished;
+        marks_.stopped += notice.reason == FinishReason::kStop ? 1 : 0;
         break;
       case FinishReason::kCancelled:
         ASSERT_TRUE(live.cancelled);
-        ++marks.cancelled;
+        ++marks_.cancelled;
         break;
       case FinishReason::kError:
         return on_error(notice, live, truth);
@@ -380,15 +420,15 @@ class Driver {
     switch (notice.error.code) {
       case ErrorCode::kNumerical:
         ASSERT_EQ(truth.reason, FinishReason::kError);
-        ++marks.numerical;
+        ++marks_.numerical;
         return;
       case ErrorCode::kInternal:
         ASSERT_TRUE(live.abandoned_alone);
-        ++marks.internal;
+        ++marks_.internal;
         return;
       case ErrorCode::kTooLarge:
       case ErrorCode::kResourceExhausted:
-        ++marks.refused;
+        ++marks_.refused;
         return;
       default:
         FAIL() << notice.error.text();
@@ -407,6 +447,7 @@ class Driver {
 
   SplitMix64 random_;
   Profile profile_;
+  Marks& marks_;
   Limits limits_;
   ControlPlane plane_;
   FakeWorkers workers_;
@@ -420,14 +461,16 @@ class Driver {
 };
 
 void run_seeds(uint64_t first, uint64_t count, const Profile& profile) {
+  Marks marks;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::cerr << (seed == first ? "seeds " : " ") << seed
               << std::flush;  // a CHECK leaves no time to say it later
-    Driver(seed, profile).run();
+    Driver(seed, profile, marks).run();
     if (::testing::Test::HasFailure()) return;
   }
   std::cerr << std::endl;
+  expect_taken(marks);
 }
 
 TEST(Driver, RoomyPools) { run_seeds(1, 150, {.iterations = 1500, .tight = false}); }

@@ -83,9 +83,13 @@ const BlockPages& FakeWorkers::entry(const Span& span, int64_t block) const {
 
 std::vector<Sample> FakeWorkers::execute(const Plan& plan, int64_t writes_limit) {
   int64_t writes_left = writes_limit;
-  for (const PageCopy& copy : plan.copies) {
+  // All ranks copy at the same time: no copy sees what another of the same plan has written.
+  std::vector<Page> sources;
+  for (const PageCopy& copy : plan.copies)
+    sources.push_back(page(copy.stream, copy.from_rank, copy.from_page));
+  for (size_t i = 0; i < sources.size(); ++i) {
     if (--writes_left < 0) return {};
-    page(copy.stream, copy.to_rank, copy.to_page) = page(copy.stream, copy.from_rank, copy.from_page);
+    page(plan.copies[i].stream, plan.copies[i].to_rank, plan.copies[i].to_page) = std::move(sources[i]);
   }
   std::vector<Sample> samples;
   for (const Span& span : plan.spans) {
