@@ -74,11 +74,14 @@ bool ControlPlane::any_runnable() const {
 void ControlPlane::admit_waiting(Time now) {
   while (!waiting_.empty() && running_count() < limits_.max_running) {
     Sequence& next = *waiting_.front();
+    if (next.id == no_room_for_ && memory_.changes() == no_room_at_) return;
     // Using what the cache has can cost more room than it saves (a chain that lies on too many ranks). With
     // nobody left who could make room, do without it.
     if (!try_admit(next, memory_, true, turn_) &&
         !(running_.empty() && try_admit(next, memory_, false, turn_))) {
       CHECK(!running_.empty(), "it fits alone, but does not come in");
+      no_room_for_ = next.id;
+      no_room_at_ = memory_.changes();
       return;
     }
     waiting_.pop_front();
@@ -200,7 +203,10 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
       return notice;
     }
     notice.after = name(wish, nullptr);
-    if (!event.dry_run) sequence.wish = wish;
+    if (!event.dry_run) {
+      sequence.wish = wish;
+      no_room_at_ = 0;  // look again
+    }
     return notice;
   }
   const Result<RegroupPrice> price = price_regroup(sequence, memory_, wish);

@@ -95,6 +95,8 @@ class ControlPlane {
   std::deque<PlanRecord> in_flight_;
   uint64_t arrivals_ = 0;
   int turn_ = 0;
+  RequestId no_room_for_{};  // the first waiting request found no room
+  uint64_t no_room_at_ = 0;  // when memory_.changes() was this
   Counters counters_;
 };
 

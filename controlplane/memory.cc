@@ -19,6 +19,7 @@ void Memory::reference(BlockId id) {
 void Memory::release(BlockId id) {
   Block& block = blocks_.at(id);
   CHECK_GT(block.references, 0);
+  ++changes_;
   if (--block.references > 0) return;
   block.fence = issued_;
   if (block.registered) {
@@ -43,6 +44,7 @@ bool Memory::hold(BlockId id, const kv::Residency& residency, PageCounts& reserv
       --reserved.at(stream, rank);
       --reserved_.at(stream, rank);
       block.page(stream, rank) = *page;
+      if (block.registered) ++changes_;  // whoever shares it needs one page less
       if (empty) block.valid_in(stream) |= mask_of(rank);
     }
   }
@@ -63,6 +65,7 @@ void Memory::drop(BlockId id, kv::Stream stream, int rank) {
   Block& block = blocks_.at(id);
   PageId& page = block.page(stream, rank);
   CHECK(page != kNoPage);
+  ++changes_;
   if (block.registered && block.references == 0) cache_.page_dropped(stream, rank);
   allocator_.give_back(stream, rank, page, issued_);
   page = kNoPage;
@@ -78,6 +81,7 @@ void Memory::drop_invalid(BlockId id) {
 }
 
 void Memory::forget(BlockId id) {
+  ++changes_;
   for (const BlockId member : cache_.subtree(id)) {
     cache_.remove(member);
     Block& block = blocks_.at(member);
@@ -92,6 +96,7 @@ std::optional<PageId> Memory::take_page(kv::Stream stream, int rank) {
     if (const auto page = allocator_.take(stream, rank)) return page;
     const std::optional<BlockId> victim = cache_.victim(stream, rank, last_completed());
     if (!victim) return std::nullopt;
+    ++changes_;
     cache_.remove(*victim);
     // No plan in flight names it, so its pages are free at once.
     Block& block = blocks_.at(*victim);

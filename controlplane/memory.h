@@ -70,8 +70,13 @@ class Memory {
   // ---- room
   int64_t room(kv::Stream stream, int rank) const;
   void reserve(const PageCounts& counts) { reserved_ += counts; }
-  void unreserve(const PageCounts& counts) { reserved_ -= counts; }
+  void unreserve(const PageCounts& counts) {
+    ++changes_;
+    reserved_ -= counts;
+  }
   const PageCounts& reserved() const { return reserved_; }
+  // Grows with everything that can make room: who found none need not look again before.
+  uint64_t changes() const { return changes_; }
   PoolCounts pool(kv::Stream stream, int rank) const;
 
   const Limits& limits() const { return limits_; }
@@ -87,6 +92,7 @@ class Memory {
   PrefixCache cache_;
   PageCounts reserved_;
   StepId issued_{0};
+  uint64_t changes_ = 1;
   int64_t evicted_blocks_ = 0;
 };
 

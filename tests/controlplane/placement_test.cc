@@ -1,0 +1,97 @@
+// Goal: needs counted by class equal the sum over blocks; wishes become the groupings of the contract.
+#include "controlplane/placement.h"
+
+#include <gtest/gtest.h>
+
+#include "proto/vocab/random.h"
+#include "tests/controlplane/harness.h"
+
+namespace weft::controlplane {
+namespace {
+
+TEST(Placement, FollowsTheWish) {
+  const Limits limits = small_limits(4, 10);
+  const auto place = [&](kv::DecodeWish decode, kv::IndexKind index) {
+    return placement_of(limits, decode, index, 2);
+  };
+  const Placement tp = place({kv::DecodeKind::kTp, 1}, kv::IndexKind::kCopied);
+  EXPECT_EQ(tp.grouping, (kv::Grouping{0, 4, 1}));
+  EXPECT_EQ(tp.index_c, 1);
+  EXPECT_EQ(placement_name(limits, tp), "tp, index copied");
+  EXPECT_EQ(place({kv::DecodeKind::kTp, 1}, kv::IndexKind::kSplit).index_c, 4);
+  const Placement dcp = place({kv::DecodeKind::kDcp, 2}, kv::IndexKind::kSplit);
+  EXPECT_EQ(dcp.grouping, (kv::Grouping{0, 4, 2}));
+  EXPECT_EQ(dcp.index_c, 2);
+  EXPECT_EQ(dcp.residency.entries, kv::striped(2));
+  const Placement dp = place({kv::DecodeKind::kDp, 1}, kv::IndexKind::kSplit);
+  EXPECT_EQ(dp.grouping, (kv::Grouping{2, 1, 1}));
+  EXPECT_EQ(dp.residency.entries, kv::single(2));
+  EXPECT_EQ(dp.index_c, 1);
+}
+
+TEST(Placement, OneRankIsAlwaysWhole) {
+  const Limits limits = small_limits(1, 10);
+  for (const kv::DecodeWish decode :
+       {kv::DecodeWish{kv::DecodeKind::kTp, 1}, kv::DecodeWish{kv::DecodeKind::kDcp, 1},
+        kv::DecodeWish{kv::DecodeKind::kDp, 1}}) {
+    EXPECT_EQ(placement_of(limits, decode, kv::IndexKind::kSplit, 0).grouping, (kv::Grouping{0, 1, 1}));
+  }
+  EXPECT_EQ(chunk_split(kv::Split::kZigzag, 1000, false, 1), kv::Split::kShared);
+}
+
+TEST(Placement, ShortChunksAreShared) {
+  EXPECT_EQ(chunk_split(kv::Split::kZigzag, 7, false, 4), kv::Split::kShared);
+  EXPECT_EQ(chunk_split(kv::Split::kZigzag, 8, false, 4), kv::Split::kZigzag);
+  EXPECT_EQ(chunk_split(kv::Split::kInterleave, 3, false, 4), kv::Split::kShared);
+  EXPECT_EQ(chunk_split(kv::Split::kInterleave, 4, false, 4), kv::Split::kInterleave);
+  EXPECT_EQ(chunk_split(kv::Split::kZigzag, 100, true, 4), kv::Split::kShared);
+}
+
+TEST(Placement, NeedsEqualTheSumOverBlocks) {
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    SplitMix64 random(seed);
+    constexpr int kRanks[] = {1, 2, 3, 4, 6, 8};
+    const int ranks = kRanks[random.below(6)];
+    const Limits limits = small_limits(ranks, 10);
+    int c = 0;
+    do {
+      c = 1 + static_cast<int>(random.below(static_cast<uint64_t>(ranks)));
+    } while (ranks % c != 0);
+    const kv::DecodeWish decode{static_cast<kv::DecodeKind>(random.below(3)), c};
+    const Placement placement = placement_of(limits, decode, static_cast<kv::IndexKind>(random.below(2)),
+                                             static_cast<int>(random.below(static_cast<uint64_t>(ranks))));
+    const auto first = static_cast<int64_t>(random.below(40));
+    const auto last = first + static_cast<int64_t>(random.below(60));
+    const int origin = static_cast<int>(random.below(static_cast<uint64_t>(ranks)));
+    PageCounts expected;
+    for (int64_t block = first; block < last; ++block) {
+      for_each_rank(kv::pattern_holders(placement.residency.entries, block, origin, ranks),
+                    [&](int rank) { ++expected.at(kv::Stream::kEntries, rank); });
+      for_each_rank(kv::pattern_holders(placement.residency.index_keys, block, origin, ranks),
+                    [&](int rank) { ++expected.at(kv::Stream::kIndexKeys, rank); });
+    }
+    EXPECT_EQ(BlockNeeds(limits, placement.residency, first, last).pages(origin), expected);
+  }
+}
+
+TEST(LimitsTest, NamesWhatIsWrong) {
+  const auto broken = [](auto change) {
+    Limits limits = small_limits(2, 10);
+    change(limits);
+    const auto result = validate(limits);
+    return result ? std::string("fine") : result.error().field;
+  };
+  EXPECT_EQ(broken([](Limits&) {}), "fine");
+  EXPECT_EQ(broken([](Limits& l) { l.rank_count = 9; }), "rank_count");
+  EXPECT_EQ(broken([](Limits& l) { l.geometry.block_tokens = 12; }), "block_tokens");
+  EXPECT_EQ(broken([](Limits& l) { l.pool_pages.pop_back(); }), "pool_pages");
+  EXPECT_EQ(broken([](Limits& l) { l.pool_pages[1][0] = 0; }), "pool_pages");
+  EXPECT_EQ(broken([](Limits& l) { l.table_count = 8; }), "table_count");
+  EXPECT_EQ(broken([](Limits& l) { l.max_step_rows = 7; }), "max_step_rows");
+  EXPECT_EQ(broken([](Limits& l) { l.max_samples = 7; }), "max_samples");
+  EXPECT_EQ(broken([](Limits& l) { l.plans_in_flight = 3; }), "plans_in_flight");
+}
+
+}  // namespace
+}  // namespace weft::controlplane

@@ -1,0 +1,330 @@
+// Goal: the cache finds exactly the longest registered chain, never evicts what is used, and evicts the least
+// recently used tail first, children before parents.
+// Method: random chains beside a naive model that keeps whole texts; then cases through the control plane.
+#include "controlplane/prefix_cache.h"
+
+#include <gtest/gtest.h>
+
+#include "controlplane/memory.h"
+#include "proto/vocab/random.h"
+#include "tests/controlplane/harness.h"
+
+namespace weft::controlplane {
+namespace {
+
+// Registered chains as texts of one number per block, with users and last use. Slow and obvious.
+struct NaiveCache {
+  struct Node {
+    int users = 0;
+    uint64_t last_use = 0;
+  };
+  std::map<std::vector<int>, Node> nodes;
+  uint64_t uses = 0;
+
+  size_t longest(const std::vector<int>& text) const {
+    size_t length = 0;
+    while (length < text.size() &&
+           nodes.contains({text.begin(), text.begin() + static_cast<int64_t>(length) + 1})) {
+      ++length;
+    }
+    return length;
+  }
+  bool has_child(const std::vector<int>& text) const {
+    return std::any_of(nodes.begin(), nodes.end(), [&](const auto& node) {
+      return node.first.size() == text.size() + 1 && std::equal(text.begin(), text.end(), node.first.begin());
+    });
+  }
+  std::vector<int> victim() const {
+    std::vector<int> best;
+    for (const auto& [text, node] : nodes) {
+      if (node.users > 0 || has_child(text)) continue;
+      if (best.empty() || node.last_use < nodes.at(best).last_use) best = text;
+    }
+    return best;
+  }
+};
+
+class CacheModel {
+ public:
+  explicit CacheModel(uint64_t seed) : random_(seed), limits_(make_limits()), memory_(limits_) {}
+
+  void run() {
+    for (int i = 0; i < 600; ++i) {
+      if (users_.size() < 4 && random_.below(2) == 0) {
+        start();
+      } else if (!users_.empty()) {
+        stop(random_.below(users_.size()));
+      }
+      memory_.check_invariants();
+      compare();
+    }
+    EXPECT_GT(memory_.evicted_blocks(), 0);
+  }
+
+ private:
+  static constexpr int64_t kPages = 24;
+  struct User {
+    std::vector<int> text;
+    std::vector<BlockId> blocks;
+    size_t registered = 0;
+  };
+  static Limits make_limits() {
+    Limits limits = small_limits(1, kPages);
+    limits.geometry.streams[1] = {};
+    return limits;
+  }
+  std::vector<int> random_text() {
+    std::vector<int> text;
+    const uint64_t length = 1 + random_.below(6);
+    while (text.size() < length) text.push_back(static_cast<int>(random_.below(2)));
+    return text;
+  }
+  static std::vector<kv::BlockHash> hashes(const std::vector<int>& text) {
+    std::vector<kv::BlockHash> out;
+    kv::BlockHash parent;
+    for (const int block : text) {
+      const auto token = static_cast<uint32_t>(block);
+      out.push_back(parent = kv::block_hash(parent, {&token, 1}));
+    }
+    return out;
+  }
+  static std::vector<int> cut(const std::vector<int>& text, size_t length) {
+    return {text.begin(), text.begin() + static_cast<int64_t>(length)};
+  }
+
+  // A sequence comes: uses what is there, takes pages for the rest (evicting), registers.
+  void start() {
+    User user;
+    user.text = random_text();
+    const auto identities = hashes(user.text);
+    user.blocks = memory_.cache().find(identities);
+    ASSERT_EQ(user.blocks.size(), naive_.longest(user.text));
+    for (const BlockId id : user.blocks) memory_.reference(id);
+    user.registered = user.blocks.size();
+    for (size_t n = 1; n <= user.registered; ++n) ++naive_.nodes.at(cut(user.text, n)).users;
+    bool registers = true;
+    for (size_t n = user.blocks.size(); n < user.text.size(); ++n) {
+      const BlockId id = memory_.create(static_cast<int64_t>(n), 0);
+      hold_one(id);
+      if (testing::Test::HasFatalFailure()) return;
+      registers = registers && memory_.insert(id, identities[n], n == 0 ? kNoBlock : user.blocks[n - 1]);
+      ASSERT_TRUE(registers);
+      user.blocks.push_back(id);
+      ++user.registered;
+      naive_.nodes[cut(user.text, n + 1)].users = 1;
+    }
+    users_.push_back(std::move(user));
+  }
+
+  void hold_one(BlockId id) {
+    PageCounts reserved;
+    reserved.at(kv::Stream::kEntries, 0) = 1;
+    memory_.reserve(reserved);
+    const int64_t before = memory_.evicted_blocks();
+    const bool full = memory_.pool(kv::Stream::kEntries, 0).free == 0;
+    const std::vector<int> expected = full ? naive_.victim() : std::vector<int>{};
+    ASSERT_TRUE(memory_.hold(id, {kv::replicated(), kv::replicated()}, reserved, true));
+    ASSERT_EQ(memory_.evicted_blocks() - before, full ? 1 : 0);
+    if (full) {
+      ASSERT_EQ(memory_.cache().find(hashes(expected)).size(), expected.size() - 1)
+          << "another block was evicted";
+      naive_.nodes.erase(expected);
+    }
+  }
+
+  void stop(size_t which) {
+    const User user = users_[which];
+    users_.erase(users_.begin() + static_cast<int64_t>(which));
+    for (auto id = user.blocks.rbegin(); id != user.blocks.rend(); ++id) memory_.release(*id);
+    for (size_t n = user.registered; n > 0; --n) {
+      auto& node = naive_.nodes.at(cut(user.text, n));
+      if (--node.users == 0) node.last_use = ++naive_.uses;
+    }
+  }
+
+  void compare() {
+    ASSERT_EQ(memory_.cache().block_count(), static_cast<int64_t>(naive_.nodes.size()));
+    for (int i = 0; i < 5; ++i) {
+      const std::vector<int> text = random_text();
+      ASSERT_EQ(memory_.cache().find(hashes(text)).size(), naive_.longest(text));
+    }
+  }
+
+  SplitMix64 random_;
+  Limits limits_;
+  Memory memory_;
+  NaiveCache naive_;
+  std::vector<User> users_;
+};
+
+TEST(PrefixCache, AgreesWithANaiveModel) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    CacheModel(seed).run();
+    if (HasFatalFailure()) return;
+  }
+}
+
+// ---- through the control plane
+
+TEST(PrefixCache, SharesFullBlocksOfAFinishedAndOfARunningRequest) {
+  Harness h(small_limits(1, 64));
+  const RequestId first = h.submit(text(1, 18), 8);
+  h.step();  // prefilled, still decoding
+  std::vector<uint32_t> longer = text(1, 18);
+  longer.insert(longer.end(), {9, 9, 9});
+  const RequestId second = h.submit(longer, 2);
+  h.run_all();
+  const RequestId third = h.submit(longer, 2);
+  h.run_all();
+  EXPECT_EQ(h.finished(second).cached_tokens, 16);
+  EXPECT_EQ(h.finished(third).cached_tokens, 20);
+  for (const RequestId id : {first, second, third}) h.expect_right(id);
+}
+
+TEST(PrefixCache, ABlockIsNotShareableBeforeEveryRankHasAcknowledged) {
+  Harness h(small_limits(2, 64));
+  h.submit(text(1, 16), 4);
+  const Plan plan = h.plan().value();
+  const auto samples = h.workers.execute(plan);
+  h.feed(StepAcknowledged{plan.step, 0, samples});
+  const RequestId second = h.submit(text(1, 16), 1);
+  h.plan();  // admits it
+  EXPECT_EQ(h.plane.request(second)->cached_tokens, 0);
+}
+
+TEST(PrefixCache, FullHitRunsOnlyTheLastRowAgainWithoutWriting) {
+  for (const int ranks : {1, 2, 4}) {
+    Harness h(small_limits(ranks, 64));
+    h.submit(text(1, 16), 1);
+    h.run_all();
+    const RequestId again = h.submit(text(1, 16), 5, wish(kv::DecodeKind::kDcp, ranks));
+    const Plan plan = h.plan().value();
+    ASSERT_EQ(plan.spans.size(), 1u);
+    EXPECT_EQ(plan.spans[0].start, 15);
+    EXPECT_EQ(plan.spans[0].rows, 1);
+    EXPECT_TRUE(plan.spans[0].no_write);
+    EXPECT_TRUE(plan.spans[0].sample);
+    h.run_oldest();
+    const Plan next = h.plan().value();
+    EXPECT_FALSE(next.spans[0].no_write);
+    h.run_oldest();
+    h.run_all();
+    h.expect_right(again);
+    EXPECT_EQ(h.finished(again).cached_tokens, 15);
+  }
+}
+
+TEST(PrefixCache, AnswersEnterTooAndAConversationGoesOn) {
+  Harness h(small_limits(2, 64));
+  const RequestId first = h.submit(text(1, 10), 12);
+  h.run_all();
+  std::vector<uint32_t> turn = text(1, 10);
+  turn.insert(turn.end(), h.outcome(first).tokens.begin(), h.outcome(first).tokens.end());
+  turn.insert(turn.end(), {1, 2, 3});
+  const RequestId second = h.submit(turn, 3);
+  h.run_all();
+  // 10 + 12 tokens, of which the last was never an input: 21 rows, 5 full blocks.
+  EXPECT_EQ(h.finished(second).cached_tokens, 20);
+  h.expect_right(second);
+}
+
+TEST(PrefixCache, AnAnswerCanFillTheFirstBlock) {
+  Harness h(small_limits(1, 64));
+  const RequestId first = h.submit(text(1, 2), 8, kTpWish, "salt");
+  h.run_all();
+  std::vector<uint32_t> turn = text(1, 2);
+  turn.insert(turn.end(), h.outcome(first).tokens.begin(), h.outcome(first).tokens.end());
+  const RequestId same = h.submit(turn, 1, kTpWish, "salt"), other = h.submit(turn, 1, kTpWish, "pepper");
+  h.run_all();
+  EXPECT_EQ(h.finished(same).cached_tokens, 8);
+  EXPECT_EQ(h.finished(other).cached_tokens, 0);
+}
+
+TEST(PrefixCache, SaltsSeparate) {
+  Harness h(small_limits(1, 64));
+  h.submit(text(1, 16), 1, kTpWish, "a");
+  h.run_all();
+  const RequestId other = h.submit(text(1, 16), 1, kTpWish, "b");
+  const RequestId same = h.submit(text(1, 16), 1, kTpWish, "a");
+  h.run_all();
+  EXPECT_EQ(h.finished(other).cached_tokens, 0);
+  EXPECT_EQ(h.finished(same).cached_tokens, 15);
+}
+
+TEST(PrefixCache, EqualBlocksBehindDifferentParentsDiffer) {
+  Harness h(small_limits(1, 64));
+  std::vector<uint32_t> a = text(1, 8), b = text(2, 8);
+  std::copy(a.begin() + 4, a.end(), b.begin() + 4);  // the second block has the same tokens
+  h.submit(a, 1);
+  h.run_all();
+  const RequestId second = h.submit(b, 1);
+  h.run_all();
+  EXPECT_EQ(h.finished(second).cached_tokens, 0);
+}
+
+TEST(PrefixCache, ARequestWithoutItNeitherReadsNorWritesIt) {
+  Harness h(small_limits(1, 64));
+  for (int i = 0; i < 2; ++i) {
+    RequestArrived arrived = h.arrival(text(1, 16), 1);
+    arrived.use_prefix_cache = false;
+    const RequestId id = h.submit(arrived);
+    h.run_all();
+    EXPECT_EQ(h.finished(id).cached_tokens, 0);
+  }
+  EXPECT_EQ(h.entries().cached, 0);
+}
+
+TEST(PrefixCache, EvictsTheTailOfTheOldestChainAndNeverAUsedBlock) {
+  Harness h(small_limits(1, 12));
+  h.submit(text(1, 16), 1);  // 4 blocks
+  h.run_all();
+  h.submit(text(2, 16), 1);  // 4 blocks
+  h.run_all();
+  EXPECT_EQ(h.entries().cached, 8);
+  const RequestId user = h.submit(text(2, 16), 2);  // uses the second chain, needs one block more
+  ASSERT_TRUE(h.step());
+  h.submit(text(3, 16), 1);  // 4 blocks, 3 are free: one has to go
+  h.run_all();
+  EXPECT_EQ(h.plane.counters().evicted_blocks, 1);
+  const RequestId oldest = h.submit(text(1, 16), 1);
+  h.run_all();
+  EXPECT_EQ(h.finished(oldest).cached_tokens, 12) << "its last block was evicted, not its first";
+  h.expect_right(user);
+}
+
+TEST(PrefixCache, TwinsComputedAtTheSameTimeAreRegisteredOnce) {
+  Harness h(small_limits(1, 64));
+  const RequestId a = h.submit(text(1, 16), 6), b = h.submit(text(1, 16), 6);
+  h.run_all();
+  h.expect_right(a);
+  h.expect_right(b);
+  EXPECT_EQ(h.entries().cached, 5);  // 16 + 5 rows: 5 full blocks, once
+  EXPECT_EQ(h.entries().free, 64 - 5);
+}
+
+TEST(PrefixCache, BlocksOfANumericalFailureNeverEnter) {
+  Harness h(small_limits(2, 64));
+  const RequestArrived arrived = h.arrival(text(1, 16), 8);
+  const RequestId id = h.submit(arrived, 18);  // the third token
+  h.run_all();
+  EXPECT_EQ(h.finished(id).reason, FinishReason::kError);
+  EXPECT_EQ(h.finished(id).error.code, ErrorCode::kNumerical);
+  EXPECT_EQ(h.finished(id).completion_tokens, 3);
+  EXPECT_EQ(h.entries().cached, 0);
+  EXPECT_EQ(h.entries().free, 64);
+}
+
+TEST(PrefixCache, ANumericalFailureLeavesWhatItOnlyUsed) {
+  Harness h(small_limits(1, 64));
+  h.submit(text(1, 16), 1);
+  h.run_all();
+  std::vector<uint32_t> longer = text(1, 16);
+  longer.insert(longer.end(), {1, 2, 3, 4, 5});
+  h.submit(h.arrival(longer, 8), 21);
+  h.run_all();
+  EXPECT_EQ(h.entries().cached, 4);
+}
+
+}  // namespace
+}  // namespace weft::controlplane

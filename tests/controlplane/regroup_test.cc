@@ -1,0 +1,237 @@
+// Goal: thinning is free, widening costs Σ |new − old holders| pages, in the middle of a block too; a refusal
+// changes nothing; shared blocks keep what others need; the answer is always the one of the undisturbed run.
+#include "controlplane/regroup.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/controlplane/harness.h"
+
+namespace weft::controlplane {
+namespace {
+
+RegroupRequested to(RequestId id, const GroupingWish& wish, bool dry_run = false) {
+  return {1, id, false, true, true, wish, dry_run};
+}
+
+int64_t used(const Harness& h) {
+  int64_t pages = 0;
+  for (int rank = 0; rank < h.limits.rank_count; ++rank) pages += h.entries(rank).used;
+  return pages;
+}
+
+class Regroup : public testing::Test {
+ protected:
+  // 18 prompt rows and some of the answer: the last block is partial.
+  RequestId decoding(Harness& h, const GroupingWish& wish) {
+    const RequestId id = h.submit(text(1, 18), 24, wish);
+    for (int i = 0; i < 5; ++i) h.step();
+    return id;
+  }
+};
+
+TEST_F(Regroup, ThinningCopiesNothingAndGivesPagesBack) {
+  Harness h(small_limits(4, 100));
+  const RequestId id = decoding(h, kTpWish);
+  const int64_t before = used(h);
+  h.feed(to(id, wish(kv::DecodeKind::kDcp, 4)));
+  const RegroupedNotice& notice = h.regrouped.at(0);
+  EXPECT_EQ(notice.error.code, ErrorCode::kOk);
+  EXPECT_EQ(notice.before, "tp, index copied");
+  EXPECT_EQ(notice.after, "dcp(4), index copied");
+  EXPECT_EQ(notice.bytes_moved, 0);
+  EXPECT_EQ(notice.pages_dropped, 6 * 3);
+  const Plan plan = h.plan().value();
+  EXPECT_TRUE(plan.copies.empty());
+  EXPECT_EQ(plan.spans[0].grouping.c, 4);
+  EXPECT_EQ(used(h), before) << "pages are dropped when the step is acknowledged";
+  h.run_oldest();
+  EXPECT_EQ(used(h), before - 6 * 3);
+  EXPECT_FALSE(h.plane.request(id)->switching);
+  h.run_all();
+  h.expect_right(id);
+}
+
+TEST_F(Regroup, WideningCopiesExactlyTheMissingPages) {
+  Harness h(small_limits(4, 100));
+  const RequestId id = decoding(h, wish(kv::DecodeKind::kDcp, 4));
+  const uint32_t old_version = h.plan()->spans[0].table_version;
+  h.run_oldest();
+  h.feed(to(id, kTpWish));
+  const int64_t blocks = 6;  // 18 + 5 rows, the last one partial
+  EXPECT_EQ(h.regrouped.at(0).bytes_moved, blocks * 3 * h.limits.geometry.page_bytes(kv::Stream::kEntries));
+  EXPECT_EQ(h.regrouped.at(0).pages_dropped, 0);
+  const Plan plan = h.plan().value();
+  EXPECT_EQ(static_cast<int64_t>(plan.copies.size()), blocks * 3);
+  EXPECT_NE(plan.spans[0].table_version, old_version) << "a new table, or an old one written anew";
+  h.run_oldest();
+  h.run_all();
+  h.expect_right(id);
+}
+
+TEST_F(Regroup, EveryChangeBackAndForthKeepsTheAnswer) {
+  std::vector<GroupingWish> wishes;
+  for (const kv::IndexKind index : {kv::IndexKind::kCopied, kv::IndexKind::kSplit}) {
+    for (const int c : {1, 2, 4}) wishes.push_back(wish(kv::DecodeKind::kDcp, c, index));
+    wishes.push_back(wish(kv::DecodeKind::kDp, 1, index));
+  }
+  for (const GroupingWish& from : wishes) {
+    for (const GroupingWish& other : wishes) {
+      Harness h(small_limits(4, 100));
+      const RequestId id = h.submit(text(1, 18), 24, from);
+      for (int i = 0; i < 4; ++i) h.step();
+      h.feed(to(id, other));
+      for (int i = 0; i < 3; ++i) h.step();
+      h.feed(to(id, from));
+      h.run_all();
+      h.expect_right(id);
+    }
+  }
+}
+
+TEST_F(Regroup, BetweenTwoPlansInFlightAndTwiceBeforeOneIsMade) {
+  Harness h(small_limits(4, 100));
+  const RequestId id = h.submit(text(1, 18), 24);
+  h.plan();
+  h.plan();
+  h.feed(to(id, wish(kv::DecodeKind::kDcp, 4)));
+  h.feed(to(id, wish(kv::DecodeKind::kDp)));
+  h.run_oldest();
+  h.plan();
+  h.feed(to(id, kTpWish));
+  h.run_oldest();
+  h.plan();
+  h.feed(to(id, wish(kv::DecodeKind::kDcp, 2)));
+  while (h.plane.request(id)) {
+    h.run_oldest();
+    h.plan();
+  }
+  h.expect_right(id);
+  for (const auto& notice : h.regrouped) EXPECT_EQ(notice.error.code, ErrorCode::kOk);
+}
+
+TEST_F(Regroup, ADryRunTellsThePriceAndChangesNothing) {
+  Harness h(small_limits(4, 100));
+  const RequestId id = decoding(h, wish(kv::DecodeKind::kDcp, 4));
+  h.feed(to(id, kTpWish, true));
+  EXPECT_GT(h.regrouped.at(0).bytes_moved, 0);
+  EXPECT_EQ(h.plane.price(id, kTpWish)->bytes_moved, h.regrouped.at(0).bytes_moved);
+  EXPECT_EQ(h.plane.request(id)->placement.grouping.c, 4);
+  EXPECT_TRUE(h.plan()->copies.empty());
+}
+
+TEST_F(Regroup, ARefusalNamesPagesAndChangesNothing) {
+  Harness h(small_limits(4, 12));
+  const RequestId id = h.submit(text(1, 60), 20, wish(kv::DecodeKind::kDcp, 4, kv::IndexKind::kSplit));
+  for (int i = 0; i < 3; ++i) h.step();
+  h.feed(to(id, kTpWish));
+  const RegroupedNotice& notice = h.regrouped.at(0);
+  EXPECT_EQ(notice.error.code, ErrorCode::kResourceExhausted);
+  EXPECT_NE(notice.error.message.find("rank 0 entries needs"), std::string::npos) << notice.error.message;
+  EXPECT_NE(notice.error.message.find("free"), std::string::npos);
+  EXPECT_EQ(notice.before, notice.after);
+  EXPECT_EQ(h.plane.request(id)->placement.grouping.c, 4);
+  h.run_all();
+  h.expect_right(id);
+}
+
+TEST_F(Regroup, SharedBlocksKeepWhatOthersNeed) {
+  Harness h(small_limits(4, 100));
+  const RequestId stays = decoding(h, kTpWish);
+  const RequestId goes = h.submit(text(1, 18), 24);
+  h.step();
+  ASSERT_EQ(h.plane.request(goes)->cached_tokens, 16);
+  h.feed(to(goes, wish(kv::DecodeKind::kDp)));
+  h.step();
+  const auto holders = h.plane.block_holders(stays);
+  for (int block = 0; block < 4; ++block) {
+    EXPECT_TRUE(holders[static_cast<size_t>(block)].shared);
+    EXPECT_EQ(holders[static_cast<size_t>(block)].ranks[0], all_ranks(4));
+  }
+  h.run_all();
+  h.expect_right(stays);
+  h.expect_right(goes);
+}
+
+TEST_F(Regroup, DroppedPagesWaitForAPlanInFlightThatReadsThem) {
+  Harness h(small_limits(2, 100));
+  const RequestId goes = decoding(h, kTpWish);
+  h.feed(to(goes, wish(kv::DecodeKind::kDp)));
+  h.plan();
+  const RequestId reader = h.submit(text(1, 18), 24);
+  ASSERT_EQ(h.plan()->spans.size(), 2u);
+  ASSERT_EQ(h.plane.request(reader)->cached_tokens, 16);
+  h.feed(CancelRequested{reader});  // its row still reads the shared blocks
+  const int left = 1 - h.plane.request(goes)->placement.grouping.base;
+  const int64_t free = h.entries(left).free;
+  h.run_oldest();
+  EXPECT_EQ(h.entries(left).used, 0);
+  EXPECT_EQ(h.entries(left).free, free);
+  h.run_oldest();
+  EXPECT_EQ(h.entries(left).free, 100);
+  h.run_all();
+  h.expect_right(goes);
+}
+
+TEST_F(Regroup, APrefixHitIsWidenedByTheFirstPlan) {
+  Harness h(small_limits(4, 100));
+  h.submit(text(1, 16), 1, wish(kv::DecodeKind::kDcp, 4, kv::IndexKind::kSplit));
+  h.run_all();
+  const RequestId id = h.submit(text(1, 18), 4);
+  const Plan plan = h.plan().value();
+  EXPECT_EQ(h.plane.request(id)->cached_tokens, 16);
+  EXPECT_EQ(plan.copies.size(), 4u * 3 * 2);
+  h.run_oldest();
+  h.run_all();
+  h.expect_right(id);
+}
+
+TEST_F(Regroup, DpStaysOnItsRank) {
+  Harness h(small_limits(4, 100));
+  h.submit(text(9, 40), 30, wish(kv::DecodeKind::kDp));
+  const RequestId id = decoding(h, wish(kv::DecodeKind::kDp));
+  const int rank = h.plane.request(id)->placement.grouping.base;
+  h.feed(to(id, wish(kv::DecodeKind::kDp)));
+  EXPECT_EQ(h.regrouped.at(0).bytes_moved, 0);
+  EXPECT_EQ(h.plane.request(id)->placement.grouping.base, rank);
+}
+
+TEST_F(Regroup, UnknownRequestsAndBadWishesAreRefused) {
+  Harness h(small_limits(4, 100));
+  h.feed(to(RequestId{77}, kTpWish));
+  EXPECT_EQ(h.regrouped.at(0).error.code, ErrorCode::kNotFound);
+  const RequestId id = decoding(h, kTpWish);
+  h.feed(to(id, wish(kv::DecodeKind::kDcp, 3)));
+  EXPECT_EQ(h.regrouped.at(1).error.code, ErrorCode::kInvalidArgument);
+}
+
+TEST_F(Regroup, PrefillSplitChangesForTheChunksToCome) {
+  Limits limits = small_limits(4, 100);
+  limits.max_chunk_rows = 16;
+  Harness h(limits);
+  const RequestId id = h.submit(text(1, 48), 2);
+  EXPECT_EQ(h.plan()->spans[0].split, kv::Split::kZigzag);
+  h.run_oldest();
+  RegroupRequested request{1, id, true, false, false, {}, false};
+  request.wish.prefill = kv::Split::kInterleave;
+  h.feed(request);
+  EXPECT_EQ(h.regrouped.at(0).after, "tp, index copied, prefill interleave");
+  EXPECT_EQ(h.plan()->spans[0].split, kv::Split::kInterleave);
+}
+
+TEST_F(Regroup, ResidencyIsAQuarterUnderDcp4) {
+  Harness h(small_limits(4, 100));
+  const RequestId id = h.submit(text(1, 128), 2, wish(kv::DecodeKind::kDcp, 4, kv::IndexKind::kSplit));
+  h.step();
+  const RequestSnapshot snapshot = *h.plane.request(id);
+  for (int rank = 0; rank < 4; ++rank) {
+    const int64_t expected =
+        kv::stored_bytes(h.limits.geometry, snapshot.placement.residency, 128, snapshot.origin, rank, 4);
+    EXPECT_EQ(snapshot.stored_bytes[0][static_cast<size_t>(rank)] +
+                  snapshot.stored_bytes[1][static_cast<size_t>(rank)],
+              expected);
+    EXPECT_EQ(expected, 128 / 4 * h.limits.geometry.token_bytes());
+  }
+}
+
+}  // namespace
+}  // namespace weft::controlplane
