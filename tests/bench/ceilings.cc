@@ -1,7 +1,9 @@
 #include "tests/bench/ceilings.h"
 
 #include <immintrin.h>
+#include <time.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -96,8 +98,8 @@ volatile uint64_t sink_word;
 double loop_gflops(int threads, double seconds, float (*loop)(int64_t), int lane_operations) {
   constexpr int64_t kSteps =
       400'000;  // about a millisecond: short enough to fall between others' time slices
-  const double best =
-      best_seconds(seconds, [&] { on_threads(threads, [&](int) { sink_float = loop(kSteps); }); });
+  const double best = best_seconds(
+      seconds, [&] { on_threads(threads, [&](int) { sink_float = loop(kSteps); }); }, threads);
   return static_cast<double>(kSteps) * kAccumulators * lane_operations * threads / best * 1e-9;
 }
 
@@ -116,6 +118,16 @@ uint64_t read_words(const uint64_t* words, size_t count) {
 
 }  // namespace
 
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 double fma_gflops(int threads, double seconds) {
   if (in_use("avx512") || in_use("avx512_bf16")) return loop_gflops(threads, seconds, fma_loop_avx512, 32);
   if (in_use("avx2")) return loop_gflops(threads, seconds, fma_loop_avx2, 16);
@@ -130,10 +142,14 @@ double bf16_dot_gflops(int threads, double seconds) {
 double stream_read_gbs(int threads, size_t bytes, double seconds) {
   const size_t words = bytes / 8 / static_cast<size_t>(threads);
   std::vector<uint64_t> memory(words * static_cast<size_t>(threads), 1);
-  const double best = best_seconds(seconds, [&] {
-    on_threads(threads,
-               [&](int t) { sink_word = read_words(memory.data() + static_cast<size_t>(t) * words, words); });
-  });
+  const double best = best_seconds(
+      seconds,
+      [&] {
+        on_threads(threads, [&](int t) {
+          sink_word = read_words(memory.data() + static_cast<size_t>(t) * words, words);
+        });
+      },
+      threads);
   return static_cast<double>(memory.size() * 8) / best * 1e-9;
 }
 

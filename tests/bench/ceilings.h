@@ -5,21 +5,31 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 
 namespace weft::bench {
 
-// Best of at least three runs of `work`, repeated for about `seconds`: the run least disturbed by others.
+// Seconds that the calling thread has computed so far, and seconds on the wall.
+double thread_seconds();
+double wall_seconds();
+
+// Best of at least three runs of `work`, repeated for about `seconds`. Work of one thread is timed by that
+// thread's CPU clock, so that a busy machine shows the kernel and not the queue for the core (caches and
+// clock rate stay shared); more threads, or threads = 0, by the wall.
 template <typename Work>
-double best_seconds(double seconds, const Work& work) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
+double best_seconds(double seconds, const Work& work, int threads = 0) {
+  const auto now = threads == 1 ? thread_seconds : wall_seconds;
+  const double start = wall_seconds();
+  double before = now();
+  work();
+  // Short work is timed many runs at once, two milliseconds together: clocks have edges.
+  const double once = std::max(now() - before, 1e-7);
+  const int repeats = seconds > 0 ? static_cast<int>(std::clamp(2e-3 / once, 1.0, 1e4)) : 1;
   double best = 1e30;
-  for (int run = 0; run < 3 || std::chrono::duration<double>(Clock::now() - start).count() < seconds; ++run) {
-    const auto before = Clock::now();
-    work();
-    best = std::min(best, std::chrono::duration<double>(Clock::now() - before).count());
+  for (int run = 0; run < 3 || wall_seconds() - start < seconds; ++run) {
+    before = now();
+    for (int i = 0; i < repeats; ++i) work();
+    best = std::min(best, (now() - before) / repeats);
   }
   return best;
 }

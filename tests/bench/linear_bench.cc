@@ -53,16 +53,19 @@ struct Product {
   }
   double seconds(kernels::Parallel& parallel, double budget) {
     size_t turn = 0;
-    return weft::bench::best_seconds(budget, [&] {
-      kernels::Gemm gemm;
-      gemm.weights = {dtype, 1, outputs, k, packed[turn++ % packed.size()].get()};
-      gemm.rows = rows;
-      gemm.x = x.get();
-      gemm.x_stride = k;
-      gemm.y = y.data();
-      gemm.y_stride = outputs;
-      kernels::gemm(gemm, parallel);
-    });
+    return weft::bench::best_seconds(
+        budget,
+        [&] {
+          kernels::Gemm gemm;
+          gemm.weights = {dtype, 1, outputs, k, packed[turn++ % packed.size()].get()};
+          gemm.rows = rows;
+          gemm.x = x.get();
+          gemm.x_stride = k;
+          gemm.y = y.data();
+          gemm.y_stride = outputs;
+          kernels::gemm(gemm, parallel);
+        },
+        parallel.thread_count());
   }
   // Printed, so that nobody optimises the work away.
   double checksum() const {
