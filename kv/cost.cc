@@ -1,0 +1,243 @@
+#include "kv/cost.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "proto/vocab/check.h"
+#include "proto/vocab/units.h"
+
+namespace weft::kv {
+namespace {
+
+constexpr int64_t kFloatBytes = 4;
+constexpr int64_t kCandidateBytes = 8;    // score, position
+constexpr int64_t kCountBytes = 4;        // of one list of candidates
+constexpr int64_t kVocabularyPanel = 16;  // slices of the head are whole panels
+
+// How one rank takes part in a span.
+class Share {
+ public:
+  Share(const CostModel& model, const CostSpan& span, int rank) : model_(model), span_(span), rank_(rank) {
+    CHECK_GT(span.rows, 0);
+    wide_ = model.rank_count > 1 && span.split == Split::kShared && span.grouping.width == model.rank_count;
+    for (int64_t row = 0; row < span.rows; ++row) {
+      if (wide_ || owner(row) == rank) own_positions_.push_back(span.start + row);
+    }
+  }
+
+  // Everything of one layer but the feed-forward sums.
+  Cost attention(bool index_layer) const {
+    Cost cost;
+    CrossedBytes& bytes = cost.crossed;
+    if (wide_) {
+      if (span_.grouping.c > 1) {
+        bytes[CrossKind::kQueries] = queries();
+        bytes[CrossKind::kPartials] = partials();
+      }
+      if (index_layer && span_.index_c > 1) bytes[CrossKind::kCandidates] = candidates();
+      bytes[CrossKind::kRows] = span_.rows * remote_nodes(head_segments()) * row_bytes();
+      return cost;
+    }
+    cost = whole_entries();
+    if (index_layer) bytes[CrossKind::kIndexKeys] = whole_index_keys();
+    bytes[CrossKind::kRows] = (span_.rows - std::ssize(own_positions_)) * row_bytes();
+    return cost;
+  }
+
+  int64_t feed_forward(uint32_t segments) const {
+    return std::ssize(own_positions_) * remote_nodes(segments) * row_bytes();
+  }
+
+  // Head rows travel from the one rank that has them; slices of the logits to the sampler.
+  int64_t head() const {
+    if (model_.rank_count == 1) return 0;
+    int64_t bytes = 0;
+    for (int64_t row = span_.rows - span_.head_rows; row < span_.rows; ++row) {
+      if (!wide_ && owner(row) != rank_) bytes += row_bytes();
+      if (span_.sampler == rank_) bytes += (model_.vocabulary - vocabulary_slice()) * kFloatBytes;
+    }
+    return bytes;
+  }
+
+ private:
+  int owner(int64_t row) const {
+    return span_.split == Split::kShared ? span_.grouping.base
+                                         : row_owner(span_.split, row, span_.rows, model_.rank_count);
+  }
+  int64_t row_bytes() const { return model_.hidden * kFloatBytes; }
+  int64_t heads_of(int rank) const { return owned_heads(rank, model_.rank_count, model_.heads).size(); }
+  bool sparse(int64_t position) const { return model_.index_topk > 0 && position + 1 > model_.index_topk; }
+
+  uint32_t head_segments() const {
+    uint32_t mask = 0;
+    for (int segment = 0; segment < kShards; ++segment) {
+      if (!segment_items(segment, model_.heads).empty()) mask |= 1u << segment;
+    }
+    return mask;
+  }
+
+  // Sums that the other ranks send of one row: their tree nodes with any segment that is not empty.
+  int64_t remote_nodes(uint32_t segments) const {
+    int64_t nodes = 0;
+    for (int rank = 0; rank < model_.rank_count; ++rank) {
+      if (rank == rank_) continue;
+      for (const TreeNode& node : tree_nodes(owned_segments(rank, model_.rank_count))) {
+        const uint32_t mask = ((1u << node.count) - 1) << node.first;
+        nodes += (segments & mask) != 0 ? 1 : 0;
+      }
+    }
+    return nodes;
+  }
+
+  int64_t vocabulary_slice() const {
+    const int64_t panels = ceil_div(model_.vocabulary, kVocabularyPanel);
+    auto edge = [&](int64_t rank) {
+      return std::min(panels * rank / model_.rank_count * kVocabularyPanel, model_.vocabulary);
+    };
+    return edge(rank_ + 1) - edge(rank_);
+  }
+
+  int64_t queries() const {
+    const int c = span_.grouping.c;
+    const int first = rank_ / c * c;
+    int64_t heads = 0;
+    for (int member = first; member < first + c; ++member) heads += member == rank_ ? 0 : heads_of(member);
+    return span_.rows * heads * model_.query_width * model_.query_bytes;
+  }
+
+  int64_t partials() const {
+    return span_.rows * (span_.grouping.c - 1) * heads_of(rank_) * (model_.latent_width + 2) * kFloatBytes;
+  }
+
+  // From each other member of the index group: its best keys of each row, as many as it has, at most top-k.
+  int64_t candidates() const {
+    const int c = span_.index_c;
+    const int64_t P = model_.geometry.block_tokens;
+    std::vector<int64_t> keys(static_cast<size_t>(c), 0);  // by class: keys in blocks before the row's
+    int64_t block = 0;
+    int64_t bytes = 0;
+    for (int64_t position : own_positions_) {
+      for (; block < position / P; ++block) keys[static_cast<size_t>(residue_class(block, c))] += P;
+      if (!sparse(position)) continue;
+      const int last = residue_class(block, c);
+      for (int member = 0; member < c; ++member) {
+        if (member == rank_ % c) continue;
+        const int shard = owned_class(member, span_.origin, c);
+        const int64_t visible = keys[static_cast<size_t>(shard)] + (shard == last ? position % P + 1 : 0);
+        bytes += kCountBytes + std::min(visible, model_.index_topk) * kCandidateBytes;
+      }
+    }
+    return bytes;
+  }
+
+  // Tokens of positions [0, end) in blocks that this rank must read elsewhere.
+  int64_t remote_tokens(Pattern pattern, int64_t end) const {
+    const int64_t P = model_.geometry.block_tokens;
+    int64_t tokens = 0;
+    for (int64_t block = 0; block * P < end; ++block) {
+      if (!holds(pattern_holders(pattern, block, span_.origin, model_.rank_count), rank_)) {
+        tokens += std::min(P, end - block * P);
+      }
+    }
+    return tokens;
+  }
+
+  // Copies of this rank's new entries that go to holders elsewhere.
+  int64_t written_elsewhere(Pattern pattern) const {
+    if (span_.no_write) return 0;
+    int64_t copies = 0;
+    for (int64_t position : own_positions_) {
+      const RankMask holders =
+          pattern_holders(pattern, position / model_.geometry.block_tokens, span_.origin, model_.rank_count);
+      copies += rank_count_of(holders & ~mask_of(rank_));
+    }
+    return copies;
+  }
+
+  // Written to other holders, and read from other ranks' pages: once per layer each, whatever the number of
+  // rows.
+  Cost whole_entries() const {
+    Cost cost;
+    if (own_positions_.empty()) return cost;
+    const auto first_sparse = std::find_if(own_positions_.begin(), own_positions_.end(),
+                                           [this](int64_t position) { return sparse(position); });
+    const int64_t dense_end = first_sparse == own_positions_.begin() ? 0 : *(first_sparse - 1) + 1;
+    const int64_t dense = remote_tokens(span_.residency.entries, dense_end);
+    const int64_t visible = remote_tokens(span_.residency.entries, own_positions_.back() + 1);
+    const int64_t selected = (own_positions_.end() - first_sparse) * model_.index_topk;
+    cost.exact = dense == visible || selected == 0;
+    const int64_t tokens = written_elsewhere(span_.residency.entries) + std::min(visible, dense + selected);
+    cost.crossed[CrossKind::kEntries] = tokens * model_.geometry.stream(Stream::kEntries).bytes_per_token;
+    return cost;
+  }
+
+  // Rows that see at most top-k keys score none.
+  int64_t whole_index_keys() const {
+    if (own_positions_.empty()) return 0;
+    const int64_t last = own_positions_.back();
+    const int64_t tokens = written_elsewhere(span_.residency.index_keys) +
+                           (sparse(last) ? remote_tokens(span_.residency.index_keys, last + 1) : 0);
+    return tokens * model_.geometry.stream(Stream::kIndexKeys).bytes_per_token;
+  }
+
+  const CostModel& model_;
+  const CostSpan& span_;
+  const int rank_;
+  bool wide_ = false;                   // all ranks hold the rows alike; else each row is on one rank
+  std::vector<int64_t> own_positions_;  // rows whose residual this rank holds, ascending
+};
+
+CrossedBytes times(const CrossedBytes& bytes, int64_t factor) {
+  CrossedBytes out = bytes;
+  for (int64_t& value : out.by_kind) value *= factor;
+  return out;
+}
+
+}  // namespace
+
+Cost layer_cost(const CostModel& model, const CostSpan& span, int rank, bool index_layer) {
+  const Share share(model, span, rank);
+  Cost cost = share.attention(index_layer);
+  cost.crossed[CrossKind::kRows] += share.feed_forward(model.moe_segments);
+  return cost;
+}
+
+Cost step_cost(const CostModel& model, const CostSpan& span, int rank) {
+  const Share share(model, span, rank);
+  const Cost indexed = share.attention(true);
+  const Cost plain = share.attention(false);
+  Cost cost;
+  cost.exact = plain.exact;
+  cost.crossed += times(indexed.crossed, model.index_layers());
+  cost.crossed += times(plain.crossed, model.layers - model.index_layers());
+  cost.crossed[CrossKind::kRows] +=
+      model.dense_layers * share.feed_forward(model.dense_segments) +
+      (model.layers - model.dense_layers) * share.feed_forward(model.moe_segments) + share.head();
+  return cost;
+}
+
+Cost total_layer_cost(const CostModel& model, const CostSpan& span, bool index_layer) {
+  Cost total;
+  for (int rank = 0; rank < model.rank_count; ++rank) total += layer_cost(model, span, rank, index_layer);
+  return total;
+}
+
+Cost total_step_cost(const CostModel& model, const CostSpan& span) {
+  Cost total;
+  for (int rank = 0; rank < model.rank_count; ++rank) total += step_cost(model, span, rank);
+  return total;
+}
+
+Cost prefill_cost(const CostModel& model, CostSpan span, int64_t tokens, int64_t chunk) {
+  CHECK_GT(chunk, 0);
+  Cost total;
+  for (int64_t start = 0; start < tokens; start += chunk) {
+    span.start = start;
+    span.rows = std::min(chunk, tokens - start);
+    span.head_rows = start + span.rows == tokens ? 1 : 0;
+    total += total_step_cost(model, span);
+  }
+  return total;
+}
+
+}  // namespace weft::kv

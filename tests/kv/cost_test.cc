@@ -1,0 +1,175 @@
+// Goal: the cost arithmetic gives the numbers that a person gets by hand. That it equals the counters of real
+// runs is tests/worker/meter_test.cc.
+#include "kv/cost.h"
+
+#include <gtest/gtest.h>
+
+namespace weft::kv {
+namespace {
+
+using K = CrossKind;
+
+// GLM-5 numbers: 78 layers (3 dense), 21 with an indexer, 64 heads, 512 + 64, hidden 6144, 576-byte entries.
+CostModel glm(int ranks) {
+  CostModel model;
+  model.geometry = {64, {StreamGeometry{78, 576}, StreamGeometry{21, 132}}};
+  model.layers = 78;
+  model.dense_layers = 3;
+  model.heads = 64;
+  model.hidden = 6144;
+  model.vocabulary = 154'880;
+  model.query_width = 576;
+  model.query_bytes = 2;
+  model.latent_width = 512;
+  model.index_topk = 2048;
+  model.rank_count = ranks;
+  return model;
+}
+
+CostSpan decode(int64_t position, Grouping grouping, IndexKind index, int ranks) {
+  CostSpan span;
+  span.start = position;
+  span.grouping = grouping;
+  span.index_c = index_split(grouping, index);
+  span.residency = residency_of(grouping, index, ranks);
+  span.head_rows = 1;
+  return span;
+}
+
+CostSpan prefill(Split split, Residency residency) {
+  CostSpan span;
+  span.split = split;
+  span.residency = residency;
+  return span;
+}
+
+TEST(Cost, OneRankMovesNothing) {
+  CostSpan span = prefill(Split::kZigzag, {replicated(), replicated()});
+  span.rows = 5000;
+  EXPECT_EQ(total_step_cost(glm(1), span).crossed, CrossedBytes{});
+  EXPECT_EQ(total_step_cost(glm(1), decode(9999, {0, 1, 1}, IndexKind::kCopied, 1)).crossed, CrossedBytes{});
+}
+
+TEST(Cost, DecodeUnderTpMovesRowsAlone) {
+  const CostSpan span = decode(100'000, {0, 8, 1}, IndexKind::kCopied, 8);
+  CrossedBytes expected;
+  // Seven others' sums after attention and after the feed-forward; rank 0 samples and lacks 7/8 of the
+  // logits.
+  expected[K::kRows] = 78 * 2 * 7 * 6144 * 4 + 154'880 / 8 * 7 * 4;
+  EXPECT_EQ(step_cost(glm(8), span, 0).crossed, expected);
+  expected[K::kRows] = 78 * 2 * 7 * 6144 * 4;
+  EXPECT_EQ(step_cost(glm(8), span, 5).crossed, expected);
+}
+
+TEST(Cost, DecodeUnderDcp) {
+  const CostSpan span = decode(100'000, {0, 8, 4}, IndexKind::kCopied, 8);
+  const Cost cost = step_cost(glm(8), span, 6);
+  EXPECT_TRUE(cost.exact);
+  // Eight heads per rank; three others in the group of four.
+  EXPECT_EQ(cost.crossed[K::kQueries], 78 * 3 * 8 * 576 * 2);
+  EXPECT_EQ(cost.crossed[K::kPartials], 78 * 3 * 8 * (512 + 2) * 4);
+  EXPECT_EQ(cost.crossed[K::kCandidates], 0);
+  EXPECT_EQ(cost.crossed[K::kEntries], 0);
+  EXPECT_EQ(cost.crossed[K::kIndexKeys], 0);
+}
+
+TEST(Cost, SplitIndexSendsCandidates) {
+  // dcp(8): seven others, each with more than top-k keys.
+  EXPECT_EQ(step_cost(glm(8), decode(100'000, {0, 8, 8}, IndexKind::kSplit, 8), 3).crossed[K::kCandidates],
+            21 * 7 * (4 + 2048 * 8));
+  // tp with a split index: over the whole width.
+  EXPECT_EQ(step_cost(glm(4), decode(100'000, {0, 4, 1}, IndexKind::kSplit, 4), 3).crossed[K::kCandidates],
+            21 * 3 * (4 + 2048 * 8));
+  // A row that sees no more than top-k keys scores none.
+  EXPECT_EQ(step_cost(glm(8), decode(2047, {0, 8, 8}, IndexKind::kSplit, 8), 3).crossed[K::kCandidates], 0);
+  // One key more: 33 blocks, the last with one key; all eight classes together offer all keys.
+  int64_t offered = 0;
+  for (int rank = 0; rank < 8; ++rank) {
+    offered += step_cost(glm(8), decode(2048, {0, 8, 8}, IndexKind::kSplit, 8), rank).crossed[K::kCandidates];
+  }
+  EXPECT_EQ(offered, 21 * 7 * (8 * 4 + 2049 * 8));
+}
+
+TEST(Cost, DecodeUnderDpIsLocal) {
+  const CostSpan span = decode(100'000, {5, 1, 1}, IndexKind::kCopied, 8);
+  // The owner reads seven sums after every feed-forward; the others read its row before.
+  EXPECT_EQ(step_cost(glm(8), span, 5).crossed[K::kRows], 78 * 7 * 6144 * 4);
+  EXPECT_EQ(step_cost(glm(8), span, 6).crossed[K::kRows], 78 * 6144 * 4 + 6144 * 4);
+  for (K kind : {K::kEntries, K::kIndexKeys, K::kQueries, K::kPartials, K::kCandidates}) {
+    EXPECT_EQ(total_step_cost(glm(8), span).crossed[kind], 0);
+  }
+}
+
+TEST(Cost, PrefillWritesEveryEntryToEveryHolder) {
+  // Without an indexer and into replicated pages nothing is read remotely: what crosses is what the others
+  // receive.
+  CostModel dense = glm(8);
+  dense.index_topk = 0;
+  dense.geometry.streams[1] = {};
+  CostSpan span = prefill(Split::kZigzag, {replicated(), replicated()});
+  span.rows = 128'000;
+  const Cost cost = total_layer_cost(dense, span, false);
+  EXPECT_TRUE(cost.exact);
+  EXPECT_EQ(cost.crossed[K::kEntries], int64_t{7} * 576 * 128'000);
+  // Each rank receives seven eighths of the 70 MB that one layer gathers.
+  EXPECT_NEAR(static_cast<double>(cost.crossed[K::kEntries]) / 7 / (1 << 20), 70, 0.5);
+  // In chunks the same entries are written once each.
+  EXPECT_EQ(prefill_cost(dense, span, 128'000, 2048).crossed[K::kEntries], 78 * int64_t{7} * 576 * 128'000);
+}
+
+TEST(Cost, PrefillIntoStripedPages) {
+  CostModel dense = glm(4);
+  dense.index_topk = 0;
+  dense.geometry.streams[1] = {};
+  CostSpan span = prefill(Split::kInterleave, {striped(4), striped(4)});
+  span.rows = 64 * 64;
+  // Written: of each block's rows, three quarters belong to ranks that do not hold it. Read: each rank's last
+  // rows see all but its own blocks: three quarters of the chunk (a few rows short at its end).
+  const Cost cost = total_layer_cost(dense, span, false);
+  const int64_t written = 64 * 64 * 3 / 4;
+  int64_t read = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    const int64_t last_visible = 64 * 64 - (3 - rank);
+    for (int64_t position = 0; position < last_visible; ++position) {
+      read += holds(pattern_holders(striped(4), position / 64, 0, 4), rank) ? 0 : 1;
+    }
+  }
+  EXPECT_EQ(cost.crossed[K::kEntries], 576 * (written + read));
+}
+
+TEST(Cost, SelectedEntriesAreBounded) {
+  CostSpan span = prefill(Split::kZigzag, {striped(8), replicated()});
+  span.start = 100'000;
+  span.rows = 16;
+  for (int rank = 0; rank < 8; ++rank) {
+    const Cost cost = layer_cost(glm(8), span, rank, false);
+    EXPECT_FALSE(cost.exact);
+    // Two rows of 2048 selected entries each, and two entries written elsewhere at most.
+    EXPECT_LE(cost.crossed[K::kEntries], 576 * (2 * 2048 + 2));
+    EXPECT_GE(cost.crossed[K::kEntries], 576 * 2 * 2048);
+  }
+  // While every row sees at most top-k keys, all of it is exact.
+  span.start = 1000;
+  EXPECT_TRUE(total_layer_cost(glm(8), span, true).exact);
+}
+
+TEST(Cost, NoWriteWritesNothing) {
+  CostModel dense = glm(8);
+  dense.index_topk = 0;
+  CostSpan span = prefill(Split::kInterleave, {replicated(), replicated()});
+  span.rows = 8;
+  span.no_write = true;
+  EXPECT_EQ(total_step_cost(dense, span).crossed[K::kEntries], 0);
+}
+
+TEST(Cost, EmptySegmentsSendNoSums) {
+  CostModel model = glm(8);
+  model.heads = 4;  // segments 1, 3, 5, 7 have one head, the others none
+  model.moe_segments = 0b1010'1010;
+  const CostSpan span = decode(10, {0, 8, 1}, IndexKind::kCopied, 8);
+  EXPECT_EQ(layer_cost(model, span, 0, false).crossed[K::kRows], (4 + 4) * 6144 * 4);
+  EXPECT_EQ(layer_cost(model, span, 1, false).crossed[K::kRows], (3 + 3) * 6144 * 4);
+}
+
+}  // namespace
+}  // namespace weft::kv

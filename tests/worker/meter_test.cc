@@ -1,0 +1,188 @@
+// Goal: the counters of real runs equal the cost arithmetic, for every rank, kind and grouping.
+// Method: a prompt in two chunks that begin and end inside blocks, then a decode row, on real runners in one
+// process; each step's meters against kv::step_cost(). Where rows select entries (sparse layers), the entries
+// read from other ranks' pages may only stay below the bound.
+#include <gtest/gtest.h>
+
+#include "kv/cost.h"
+#include "proto/vocab/random.h"
+#include "proto/vocab/units.h"
+#include "tests/support/local_workers.h"
+#include "worker/describe.h"
+
+namespace weft::testing {
+namespace {
+
+constexpr int64_t kBlockTokens = 8;
+
+kv::CostModel cost_model(const LocalModel& model, int ranks, DType cache_dtype) {
+  worker::WorkerSettings settings;
+  settings.rank_count = ranks;
+  settings.config = model.config;
+  settings.cache_dtype = cache_dtype;
+  settings.block_tokens = kBlockTokens;
+  settings.max_step_rows = 64;
+  const wire::ModelDescription description = worker::describe_model(settings, 0);
+  auto count = [](uint64_t value) { return static_cast<int64_t>(value); };
+  kv::CostModel out;
+  out.geometry = settings.geometry();
+  out.layers = count(description.layers());
+  out.dense_layers = count(description.first_dense_layers());
+  out.heads = count(description.heads());
+  out.hidden = count(description.hidden());
+  out.vocabulary = count(description.vocabulary());
+  out.query_width = count(description.query_width());
+  out.query_bytes = static_cast<int64_t>(dtype_bytes(cache_dtype));
+  out.latent_width = count(description.latent_width());
+  out.index_topk = count(description.index_topk());
+  out.dense_segments = description.dense_segments();
+  out.moe_segments = description.moe_segments();
+  out.rank_count = ranks;
+  return out;
+}
+
+// One way to run a sequence.
+struct Way {
+  int ranks;
+  kv::Grouping grouping;
+  kv::IndexKind index;
+  kv::Split split;
+  int origin;
+  std::string name() const {
+    return std::string(kv::split_name(split)) + ", " + kv::grouping_name(grouping, ranks) + ", index " +
+           kv::index_name(index) + ", origin " + std::to_string(origin) + " on " + std::to_string(ranks);
+  }
+};
+
+std::vector<Way> all_ways(int ranks) {
+  std::vector<kv::Grouping> groupings{{ranks - 1, 1, 1}};
+  for (int c = 1; c <= ranks && ranks > 1; ++c) {
+    if (ranks % c == 0) groupings.push_back({0, ranks, c});
+  }
+  std::vector<Way> ways;
+  for (const kv::Grouping& grouping : groupings) {
+    for (kv::IndexKind index : {kv::IndexKind::kCopied, kv::IndexKind::kSplit}) {
+      for (kv::Split split : {kv::Split::kShared, kv::Split::kZigzag, kv::Split::kInterleave}) {
+        ways.push_back({ranks, grouping, index, split, (ranks + 1) % std::max(grouping.c, 1)});
+      }
+    }
+  }
+  return ways;
+}
+
+void write_table(LocalWorkers& workers, const kv::CostSpan& span, int ranks) {
+  auto table = workers.control().table(TableId{0});
+  for (uint32_t block = 0; block < table.size(); ++block) {
+    const kv::Pattern patterns[] = {span.residency.entries, span.residency.index_keys};
+    for (size_t stream = 0; stream < kv::kStreams; ++stream) {
+      const RankMask holders = kv::pattern_holders(patterns[stream], block, span.origin, ranks);
+      for (int rank = 0; rank < kMaxRanks; ++rank) {
+        table[block].page[stream][rank] = holds(holders, rank) ? PageId{block} : kNoPage;
+      }
+    }
+  }
+  workers.control().set_table_version(TableId{0}, 1);
+}
+
+wire::StepPlan plan_of(const kv::CostSpan& span, uint64_t step, bool digest, int64_t vocabulary) {
+  wire::StepPlan plan;
+  plan.set_step(step);
+  wire::Span* out = plan.add_spans();
+  out->set_request(1);
+  out->set_table_version(1);
+  out->set_start(static_cast<uint64_t>(span.start));
+  out->set_rows(static_cast<uint32_t>(span.rows));
+  out->set_split(static_cast<uint32_t>(span.split));
+  out->set_group_base(static_cast<uint32_t>(span.grouping.base));
+  out->set_group_width(static_cast<uint32_t>(span.grouping.width));
+  out->set_group_c(static_cast<uint32_t>(span.grouping.c));
+  out->set_origin(static_cast<uint32_t>(span.origin));
+  out->set_index_c(static_cast<uint32_t>(span.index_c));
+  for (int64_t row = 0; row < span.rows; ++row) {
+    out->add_tokens(static_cast<uint32_t>(mix64(static_cast<uint64_t>(span.start + row))) %
+                    static_cast<uint32_t>(vocabulary));
+  }
+  out->set_sample(span.head_rows > 0);
+  out->set_digest(digest);
+  out->set_sampler_rank(static_cast<uint32_t>(span.sampler));
+  return plan;
+}
+
+kv::CrossedBytes measured(const wire::StepResult& result) {
+  kv::CrossedBytes out;
+  for (const wire::SpanMeter& meter : result.meters()) {
+    for (int kind = 0; kind < kv::kCrossKinds; ++kind) {
+      out.by_kind[static_cast<size_t>(kind)] += static_cast<int64_t>(meter.crossed(kind));
+    }
+  }
+  return out;
+}
+
+// Runs the sequence and compares every step and rank; adds up what was seen, so that the test knows it saw
+// something.
+void check_way(LocalWorkers& workers, const kv::CostModel& model, const Way& way, kv::CrossedBytes& seen) {
+  SCOPED_TRACE(way.name());
+  kv::CostSpan span;
+  span.grouping = way.grouping;
+  span.index_c = kv::index_split(way.grouping, way.index);
+  span.residency = kv::residency_of(way.grouping, way.index, way.ranks);
+  span.origin = way.origin;
+  span.sampler = way.ranks / 2;
+  write_table(workers, span, way.ranks);
+  struct Step {
+    int64_t start, rows;
+    bool digest;
+  };
+  uint64_t number = 0;
+  for (const Step& step : {Step{0, 21, true}, Step{21, 40, false}, Step{61, 1, false}}) {
+    span.start = step.start;
+    span.rows = step.rows;
+    span.head_rows = step.digest ? step.rows : 1;
+    span.split = step.rows == 1 ? kv::Split::kShared : way.split;
+    const auto results = workers.run(plan_of(span, ++number, step.digest, model.vocabulary)).value();
+    for (int rank = 0; rank < way.ranks; ++rank) {
+      kv::CrossedBytes got = measured(results[static_cast<size_t>(rank)]);
+      kv::Cost cost = kv::step_cost(model, span, rank);
+      seen += got;
+      if (!cost.exact) {
+        EXPECT_LE(got[kv::CrossKind::kEntries], cost.crossed[kv::CrossKind::kEntries]);
+        got[kv::CrossKind::kEntries] = cost.crossed[kv::CrossKind::kEntries] = 0;
+      }
+      for (int kind = 0; kind < kv::kCrossKinds; ++kind) {
+        EXPECT_EQ(got.by_kind[static_cast<size_t>(kind)], cost.crossed.by_kind[static_cast<size_t>(kind)])
+            << kv::cross_kind_name(static_cast<kv::CrossKind>(kind)) << ", rank " << rank << ", rows "
+            << step.start << " + " << step.rows;
+      }
+    }
+  }
+}
+
+void check_model(const std::string& name, DType cache_dtype) {
+  const LocalModel& model = local_model(std::string(WEFT_GOLDEN_FOLDER "/") + name, DType::kF32);
+  for (int ranks : {1, 2, 3, 4, 8}) {
+    LocalOptions options;
+    options.rank_count = ranks;
+    options.cache_dtype = cache_dtype;
+    options.block_tokens = kBlockTokens;
+    options.max_step_rows = 64;
+    options.pool = {16, 16};
+    options.table_count = 1;
+    options.table_blocks = 16;
+    LocalWorkers workers(model, options);
+    workers.keep_logits(false);
+    const kv::CostModel cost = cost_model(model, ranks, cache_dtype);
+    kv::CrossedBytes seen;
+    for (const Way& way : all_ways(ranks)) check_way(workers, cost, way, seen);
+    using K = kv::CrossKind;
+    for (K kind : {K::kEntries, K::kQueries, K::kPartials, K::kRows}) EXPECT_EQ(seen[kind] > 0, ranks > 1);
+    for (K kind : {K::kIndexKeys, K::kCandidates})
+      EXPECT_EQ(seen[kind] > 0, ranks > 1 && cost.index_topk > 0);
+  }
+}
+
+TEST(Meter, EqualsTheArithmeticForADenseModel) { check_model("deepseek_v3", DType::kF32); }
+TEST(Meter, EqualsTheArithmeticForASparseModel) { check_model("deepseek_v32", DType::kF32); }
+TEST(Meter, EqualsTheArithmeticWithSharedSelections) { check_model("glm_moe_dsa", DType::kBF16); }
+
+}  // namespace
+}  // namespace weft::testing
