@@ -103,11 +103,13 @@ Result<void> check_fits_alone(const Limits& limits, int64_t prompt, int64_t max_
                    best_for(prompt).slack < 0 ? "prompt" : "max_tokens");
 }
 
-bool try_admit(Sequence& sequence, Memory& memory, bool use_hits, int turn) {
+namespace {
+// What the prefix cache has of a prompt, and where the rest would go.
+std::pair<std::vector<BlockId>, Choice> plan_admission(const Sequence& sequence, const Memory& memory,
+                                                       bool use_hits, int turn) {
   const Limits& limits = memory.limits();
   std::vector<BlockId> hits;
   if (use_hits && sequence.use_prefix_cache) hits = memory.cache().find(sequence.hashes);
-
   // Room once the hits are in use: their pages can no longer be evicted.
   PageCounts room;
   for_each_pool(limits.rank_count,
@@ -120,7 +122,17 @@ bool try_admit(Sequence& sequence, Memory& memory, bool use_hits, int turn) {
     }
   }
   const int64_t block_count = ceil_div(sequence.row_count(), limits.geometry.block_tokens);
-  const Choice choice = choose(limits, sequence.wish, &memory, hits, block_count, room, turn);
+  Choice choice = choose(limits, sequence.wish, &memory, hits, block_count, room, turn);
+  return {std::move(hits), std::move(choice)};
+}
+}  // namespace
+
+bool can_admit(const Sequence& sequence, const Memory& memory, bool use_hits, int turn) {
+  return plan_admission(sequence, memory, use_hits, turn).second.slack >= 0;
+}
+
+bool try_admit(Sequence& sequence, Memory& memory, bool use_hits, int turn) {
+  auto [hits, choice] = plan_admission(sequence, memory, use_hits, turn);
   if (choice.slack < 0) return false;
 
   for (const BlockId id : hits) memory.reference(id);
@@ -130,7 +142,7 @@ bool try_admit(Sequence& sequence, Memory& memory, bool use_hits, int turn) {
   sequence.origin = choice.origin;
   sequence.hit_blocks = sequence.registered_blocks = static_cast<int64_t>(hits.size());
   sequence.blocks = std::move(hits);
-  sequence.cached = sequence.hit_blocks * limits.geometry.block_tokens;
+  sequence.cached = sequence.hit_blocks * memory.limits().geometry.block_tokens;
   // Something must produce the first token: on a full hit the last row runs again.
   sequence.repeat_last_row = sequence.cached == sequence.prompt;
   if (sequence.repeat_last_row) --sequence.cached;

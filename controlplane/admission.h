@@ -15,6 +15,9 @@ namespace weft::controlplane {
 Result<void> check_fits_alone(const Limits& limits, int64_t prompt, int64_t max_tokens,
                               const GroupingWish& wish);
 
+// Whether try_admit() would succeed now.
+bool can_admit(const Sequence& sequence, const Memory& memory, bool use_hits, int turn);
+
 // Chooses placement and origin, takes what the prefix cache has and reserves the rest. False, and nothing
 // changes, if there is no room now. `turn` breaks ties between origins, so that equal chains spread over the
 // ranks.

@@ -490,6 +490,10 @@ void ControlPlane::check_invariants() const {
   }
   for (const Sequence* sequence : waiting_) CHECK(!sequence->running && sequence->blocks.empty());
   CHECK(reserved == memory_.reserved());
+  // Nothing that could let the first waiting request in goes unnoticed.
+  if (!waiting_.empty() && waiting_.front()->id == no_room_for_ && memory_.changes() == no_room_at_) {
+    CHECK(!running_.empty() && !can_admit(*waiting_.front(), memory_, true, turn_));
+  }
   CHECK_EQ(tables, tables_.taken_count());
   int64_t counted = 0;
   memory_.for_each_block([&](const Block& block) { counted += block.references; });

@@ -61,6 +61,7 @@ class Memory {
   // ---- prefix cache
   const PrefixCache& cache() const { return cache_; }
   bool insert(BlockId id, const kv::BlockHash& hash, BlockId parent) {
+    ++changes_;
     return cache_.insert(id, hash, parent);
   }
   // Takes a registered block and all below it out of the cache.
