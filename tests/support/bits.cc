@@ -49,7 +49,7 @@ BitsHarness::BitsHarness(const BitsModel& model)
   // The context must reach every shard, or the comparison proves less than it says.
   unsigned shards = 0;
   for (int64_t block = 0; block * model_.block_tokens < model_.prompt_tokens; ++block) {
-    shards |= 1u << kv::canonical_shard(block);
+    shards |= 1u << kv::residue_class(block, kv::kShards);
   }
   CHECK_EQ(shards, 0xffu);
 

@@ -1,0 +1,352 @@
+// Goal: the test of equal bits notices each of the mistakes it exists for.
+// Method: this program is linked with some functions wrapped (ld --wrap; see CMakeLists.txt); production code
+// is untouched. A planted deviation changes what the wrapper does: the harness that finds no difference
+// without one must find some with it. Wrappers run in the threads of the ranks, one thread per rank.
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "kernels/elementwise.h"
+#include "kernels/gemm.h"
+#include "kernels/indexer.h"
+#include "kernels/mla_attention.h"
+#include "tests/support/bits.h"
+#include "worker/model/tree_sum.h"
+
+namespace weft::testing {
+namespace {
+
+enum class Plant {
+  kNone,
+  kOperandsSwapped,   // merges of ranks: the right subtree first
+  kMergeInRankOrder,  // merges of ranks: a chain instead of the tree
+  kTileAcrossShards,  // softmax over the blocks a rank reads, whatever their shard, with a float maximum
+  kBf16Partials,      // what ranks send each other is rounded to bf16
+  kOwnRowOtherwiseRounded,  // a PCP row reads its own entry in another rounding than the stored one
+  kGemvOrder,               // one row: two accumulators
+  kTiesToHigher,            // equal scores: the later position wins
+  kSharedPerRank,           // the shared expert is added once per rank, outside the leaves
+};
+std::atomic<Plant> planted{Plant::kNone};
+bool is(Plant plant) { return planted.load(std::memory_order_relaxed) == plant; }
+
+float to_bf16(float x) {
+  uint16_t bits;
+  kernels::convert(&x, 1, DType::kBF16, &bits);
+  float out;
+  kernels::convert_to_f32(&bits, DType::kBF16, 1, &out);
+  return out;
+}
+
+}  // namespace
+}  // namespace weft::testing
+
+using weft::testing::is;
+using weft::testing::Plant;
+namespace kernels = weft::kernels;
+namespace kv = weft::kv;
+
+// NOLINTBEGIN: names are the linker's
+#define GEMM _ZN4weft7kernels4gemmERKNS0_4GemmERNS0_8ParallelE
+#define MERGE_PARTIALS _ZN4weft7kernels14merge_partialsEPflll
+#define MERGE_CANDIDATES \
+  _ZN4weft7kernels16merge_candidatesESt4spanIKS1_IKNS0_9CandidateELm18446744073709551615EELm18446744073709551615EElPS2_
+#define ADD _ZN4weft7kernels3addEPfPKfl
+#define CONVERT _ZN4weft7kernels7convertEPKflNS_5DTypeEPv
+#define MLA_ATTEND _ZN4weft7kernels10mla_attendERKNS0_12MlaAttentionE
+#define CANONICAL_SHARD _ZN4weft2kv15canonical_shardEl
+#define SUM_SEGMENTS \
+  _ZN4weft6worker12sum_segmentsENS_2kv5RangeERKSt5arrayIbLm8EEllRNS_7kernels8ParallelERKSt8functionIFvillPfEERKSA_IFSB_mlEE
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define REAL(name) JOIN(__real_, name)
+#define WRAP(name) JOIN(__wrap_, name)
+
+extern "C" {
+
+void REAL(GEMM)(const kernels::Gemm& p, kernels::Parallel& parallel);
+void WRAP(GEMM)(const kernels::Gemm& p, kernels::Parallel& parallel) {
+  const int64_t k_end = p.k_end < 0 ? p.weights.k : p.k_end;
+  const int64_t half = (k_end - p.k_begin) / 4 * 2;  // even, for bf16 pairs
+  if (!is(Plant::kGemvOrder) || p.rows != 1 || half == 0) return REAL(GEMM)(p, parallel);
+  const int64_t outputs = (p.output_end < 0 ? p.weights.group_outputs : p.output_end) - p.output_begin;
+  const int64_t count = outputs * (p.group_end - p.group_begin);
+  std::vector<float> second(static_cast<size_t>(count));
+  kernels::Gemm a = p, b = p;
+  a.k_end = b.k_begin = p.k_begin + half;
+  b.k_end = k_end;
+  b.x = static_cast<const std::byte*>(p.x) + half * static_cast<int64_t>(weft::dtype_bytes(p.weights.dtype));
+  b.y = second.data();
+  b.y_stride = count;
+  REAL(GEMM)(a, parallel);
+  REAL(GEMM)(b, parallel);
+  for (int64_t i = 0; i < count; ++i) p.y[i] += second[static_cast<size_t>(i)];
+}
+
+// Called with count = V for the shards of one rank, and with count = c < V for what ranks sent each other.
+void REAL(MERGE_PARTIALS)(float* partials, int64_t count, int64_t stride, int64_t latent);
+void WRAP(MERGE_PARTIALS)(float* partials, int64_t count, int64_t stride, int64_t latent) {
+  if (count < kv::kShards && count > 1) {
+    if (is(Plant::kBf16Partials)) {
+      for (int64_t i = 0; i < count; ++i) {
+        for (int64_t j = 0; j < latent; ++j) {
+          partials[i * stride + j] = weft::testing::to_bf16(partials[i * stride + j]);
+        }
+      }
+    }
+    if (is(Plant::kMergeInRankOrder)) {
+      for (int64_t i = 1; i < count; ++i) kernels::merge_partial(partials, partials + i * stride, latent);
+      return;
+    }
+    if (is(Plant::kOperandsSwapped)) {
+      for (int64_t half = count / 2; half >= 1; half /= 2) {
+        for (int64_t i = 0; i < half; ++i) {
+          kernels::merge_partial(partials + (i + half) * stride, partials + i * stride, latent);
+          std::memcpy(partials + i * stride, partials + (i + half) * stride,
+                      static_cast<size_t>(kernels::partial_words(latent)) * sizeof(float));
+        }
+      }
+      return;
+    }
+  }
+  REAL(MERGE_PARTIALS)(partials, count, stride, latent);
+}
+
+int64_t REAL(MERGE_CANDIDATES)(std::span<const std::span<const kernels::Candidate>> lists, int64_t top_k,
+                               kernels::Candidate* out);
+int64_t WRAP(MERGE_CANDIDATES)(std::span<const std::span<const kernels::Candidate>> lists, int64_t top_k,
+                               kernels::Candidate* out) {
+  if (!is(Plant::kTiesToHigher)) return REAL(MERGE_CANDIDATES)(lists, top_k, out);
+  std::vector<kernels::Candidate> all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
+    return a.score > b.score || (a.score == b.score && a.position > b.position);
+  });
+  all.resize(std::min(all.size(), static_cast<size_t>(top_k)));
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.position < b.position; });
+  std::copy(all.begin(), all.end(), out);
+  return std::ssize(all);
+}
+
+int REAL(CANONICAL_SHARD)(int64_t block);
+int WRAP(CANONICAL_SHARD)(int64_t block) {
+  return is(Plant::kTileAcrossShards) ? 0 : REAL(CANONICAL_SHARD)(block);
+}
+
+}  // extern "C"
+
+namespace {
+
+// Slot → what was rounded into it, for the rank that wrote it.
+thread_local std::map<const void*, std::vector<float>> unrounded;
+// Sums that kSharedPerRank keeps out of the leaves.
+thread_local bool in_leaf = false;
+thread_local int64_t leaf_row = 0, leaf_width = 0;
+thread_local std::vector<float> shared_sum;
+
+// One head's partial over a tile of entries in the ordinary way: exponentials against the float maximum.
+void float_maximum_tiles(const kernels::MlaAttention& p) {
+  constexpr int64_t kTile = 16;  // two blocks of 8
+  const int64_t words = kernels::partial_words(p.latent), width = p.latent + p.rope;
+  for (int64_t head = 0; head < p.heads; ++head) {
+    float* out = p.partials + head * words;
+    std::fill(out, out + words, 0.0f);
+    const int32_t empty = kernels::kEmptyPartial;
+    std::memcpy(out + p.latent + 1, &empty, sizeof empty);
+    const auto* query = static_cast<const float*>(p.query) + head * p.query_stride;
+    float maximum = -INFINITY, sum = 0;
+    std::vector<float> o(static_cast<size_t>(p.latent), 0.0f);
+    for (int64_t first = 0; first < p.entry_count; first += kTile) {
+      const int64_t last = std::min(p.entry_count, first + kTile);
+      std::vector<float> t;
+      float next = maximum;
+      for (int64_t i = first; i < last; ++i) {
+        const auto* entry = static_cast<const float*>(p.entries[i]);
+        float dot = 0;
+        for (int64_t j = 0; j < width; ++j) dot += query[j] * entry[j];
+        t.push_back(dot * p.scale_log2);
+        next = std::max(next, t.back());
+      }
+      const float rescale = maximum == -INFINITY ? 0.0f : std::exp2(maximum - next);
+      sum *= rescale;
+      for (float& value : o) value *= rescale;
+      for (int64_t i = first; i < last; ++i) {
+        const auto* entry = static_cast<const float*>(p.entries[i]);
+        const float weight = std::exp2(t[static_cast<size_t>(i - first)] - next);
+        sum += weight;
+        for (int64_t j = 0; j < p.latent; ++j) o[static_cast<size_t>(j)] += weight * entry[j];
+      }
+      maximum = next;
+    }
+    if (p.entry_count == 0) continue;
+    const auto m = static_cast<int32_t>(std::ceil(maximum));
+    const float factor = std::exp2(maximum - static_cast<float>(m));
+    for (int64_t j = 0; j < p.latent; ++j) out[j] = o[static_cast<size_t>(j)] * factor;
+    out[p.latent] = sum * factor;
+    std::memcpy(out + p.latent + 1, &m, sizeof m);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void REAL(CONVERT)(const float* in, int64_t count, weft::DType dtype, void* out);
+void WRAP(CONVERT)(const float* in, int64_t count, weft::DType dtype, void* out) {
+  REAL(CONVERT)(in, count, dtype, out);
+  if (is(Plant::kOwnRowOtherwiseRounded) && dtype == weft::DType::kBF16)
+    unrounded[out].assign(in, in + count);
+}
+
+void REAL(MLA_ATTEND)(const kernels::MlaAttention& p);
+void WRAP(MLA_ATTEND)(const kernels::MlaAttention& p) {
+  if (is(Plant::kTileAcrossShards)) return float_maximum_tiles(p);
+  if (is(Plant::kOwnRowOtherwiseRounded) && p.dtype == weft::DType::kBF16 && p.entry_count > 0) {
+    const auto found = unrounded.find(p.entries[p.entry_count - 1]);
+    const auto width = static_cast<size_t>(p.latent + p.rope);
+    if (found != unrounded.end() && found->second.size() == width) {
+      std::vector<uint16_t> truncated(width);
+      for (size_t i = 0; i < width; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, &found->second[i], sizeof bits);
+        truncated[i] = static_cast<uint16_t>(bits >> 16);
+      }
+      std::vector<const void*> entries(p.entries, p.entries + p.entry_count);
+      entries.back() = truncated.data();
+      kernels::MlaAttention other = p;
+      other.entries = entries.data();
+      return REAL(MLA_ATTEND)(other);
+    }
+  }
+  REAL(MLA_ATTEND)(p);
+}
+
+void REAL(ADD)(float* a, const float* b, int64_t count);
+void WRAP(ADD)(float* a, const float* b, int64_t count) {
+  if (!is(Plant::kSharedPerRank) || !in_leaf) return REAL(ADD)(a, b, count);
+  REAL(ADD)(shared_sum.data() + leaf_row * leaf_width, b, count);
+}
+
+using Compute = std::function<void(int, int64_t, int64_t, float*)>;
+using Place = std::function<float*(size_t, int64_t)>;
+void REAL(SUM_SEGMENTS)(kv::Range segments, const weft::worker::SegmentPresence& presence, int64_t rows,
+                        int64_t width, kernels::Parallel& parallel, const Compute& compute,
+                        const Place& place);
+void WRAP(SUM_SEGMENTS)(kv::Range segments, const weft::worker::SegmentPresence& presence, int64_t rows,
+                        int64_t width, kernels::Parallel& parallel, const Compute& compute,
+                        const Place& place) {
+  if (!is(Plant::kSharedPerRank)) {
+    return REAL(SUM_SEGMENTS)(segments, presence, rows, width, parallel, compute, place);
+  }
+  shared_sum.assign(static_cast<size_t>(rows * width), 0.0f);
+  leaf_width = width;
+  const Compute outside = [&](int segment, int64_t row_begin, int64_t row_count, float* out) {
+    in_leaf = true;
+    leaf_row = row_begin;
+    compute(segment, row_begin, row_count, out);
+    in_leaf = false;
+  };
+  REAL(SUM_SEGMENTS)(segments, presence, rows, width, parallel, outside, place);
+  for (int64_t row = 0; row < rows; ++row) REAL(ADD)(place(0, row), shared_sum.data() + row * width, width);
+}
+
+}  // extern "C"
+// NOLINTEND
+
+namespace weft::testing {
+namespace {
+
+// A copy of a checkpoint whose index keys are all alike: every score of a row is a tie.
+std::string checkpoint_of_ties(const std::string& folder) {
+  namespace fs = std::filesystem;
+  const fs::path out = fs::path(::testing::TempDir()) / ("weft_ties_" + std::to_string(::getpid()));
+  fs::remove_all(out);
+  fs::copy(folder, out);
+  for (const auto& file : fs::directory_iterator(out)) {
+    if (!file.path().filename().string().starts_with("model") || file.path().extension() != ".safetensors")
+      continue;
+    std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+    uint64_t header_bytes = 0;
+    stream.read(reinterpret_cast<char*>(&header_bytes), sizeof header_bytes);
+    std::string header(header_bytes, ' ');
+    stream.read(header.data(), static_cast<std::streamsize>(header_bytes));
+    const nlohmann::json tensors = nlohmann::json::parse(header);
+    for (const auto& [name, tensor] : tensors.items()) {
+      if (name.find("indexer.k_norm.") == std::string::npos) continue;
+      const auto begin = tensor["data_offsets"][0].get<uint64_t>(),
+                 end = tensor["data_offsets"][1].get<uint64_t>();
+      // The weight vanishes; the bias only where positions rotate it.
+      const uint64_t bytes = name.ends_with(".weight") ? end - begin : (end - begin) / 2;
+      stream.seekp(static_cast<std::streamoff>(8 + header_bytes + begin));
+      const std::string zeros(bytes, '\0');
+      stream.write(zeros.data(), static_cast<std::streamsize>(bytes));
+    }
+  }
+  return out.string();
+}
+
+class Planted : public ::testing::Test {
+ protected:
+  // Rows that differ over a handful of ways to run, with and without the deviation.
+  int64_t differences(Plant plant, DType dtype,
+                      const std::string& folder = std::string(WEFT_GOLDEN_FOLDER) + "/glm_moe_dsa") {
+    planted = Plant::kNone;
+    BitsModel model;
+    model.folder = folder;
+    model.weight_dtype = model.cache_dtype = dtype;
+    planted = plant;  // the reference run has it too, as a wrong engine would
+    BitsHarness harness(model);
+    int64_t bad = 0;
+    const BitsCase cases[] = {
+        {8, kv::Split::kZigzag, {kv::DecodeKind::kDcp, 4}, kv::IndexKind::kSplit, 64, false},
+        {4, kv::Split::kShared, {kv::DecodeKind::kDcp, 4}, kv::IndexKind::kCopied, 200, false},
+        {4, kv::Split::kInterleave, {kv::DecodeKind::kTp, 1}, kv::IndexKind::kSplit, 0, false},
+        {2, kv::Split::kZigzag, {kv::DecodeKind::kDp, 1}, kv::IndexKind::kCopied, 0, false},
+        {1, kv::Split::kShared, {kv::DecodeKind::kTp, 1}, kv::IndexKind::kCopied, 1, false},
+    };
+    for (const BitsCase& one : cases) bad += harness.mismatches_alone(one);
+    planted = Plant::kNone;
+    return bad;
+  }
+};
+
+TEST_F(Planted, NothingPlantedNothingFound) {
+  EXPECT_EQ(differences(Plant::kNone, DType::kF32), 0);
+  EXPECT_EQ(differences(Plant::kNone, DType::kBF16), 0);
+  EXPECT_EQ(differences(Plant::kNone, DType::kF32,
+                        checkpoint_of_ties(std::string(WEFT_GOLDEN_FOLDER) + "/glm_moe_dsa")),
+            0);
+}
+
+// Merging is commutative to the bit (every rescale is exact), so this one is no deviation at all: the tree is
+// what counts, as the next test shows.
+TEST_F(Planted, SwappedOperandsAloneChangeNothing) {
+  EXPECT_EQ(differences(Plant::kOperandsSwapped, DType::kF32), 0);
+}
+TEST_F(Planted, MergeInRankOrder) { EXPECT_GT(differences(Plant::kMergeInRankOrder, DType::kF32), 0); }
+TEST_F(Planted, TileAcrossShardsWithFloatMaximum) {
+  EXPECT_GT(differences(Plant::kTileAcrossShards, DType::kF32), 0);
+}
+TEST_F(Planted, Bf16Partials) { EXPECT_GT(differences(Plant::kBf16Partials, DType::kF32), 0); }
+TEST_F(Planted, OwnRowOtherwiseRounded) {
+  EXPECT_GT(differences(Plant::kOwnRowOtherwiseRounded, DType::kBF16), 0);
+}
+TEST_F(Planted, GemvOrder) { EXPECT_GT(differences(Plant::kGemvOrder, DType::kF32), 0); }
+TEST_F(Planted, TiesToTheHigherPosition) {
+  EXPECT_GT(differences(Plant::kTiesToHigher, DType::kF32,
+                        checkpoint_of_ties(std::string(WEFT_GOLDEN_FOLDER) + "/glm_moe_dsa")),
+            0);
+}
+TEST_F(Planted, SharedExpertAddedPerRank) { EXPECT_GT(differences(Plant::kSharedPerRank, DType::kF32), 0); }
+
+}  // namespace
+}  // namespace weft::testing
