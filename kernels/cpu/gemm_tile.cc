@@ -23,6 +23,9 @@ namespace HWY_NAMESPACE {
 
 constexpr int kV = static_cast<int>(kVectorsPer16);
 constexpr int kAccumulators = HWY_TARGET == HWY_AVX3 ? 24 : 12;
+// Registers want straight-line code; the portable target has none to fill, and would only compile for
+// minutes.
+constexpr int kUnroll = kV > 2 ? 1 : 8;
 
 constexpr int MaxPanels(int rows) {
   const int panels = kAccumulators / (rows * kV);
@@ -74,17 +77,17 @@ void RunTile(const GemmTile& t) {
     const int64_t end = step + kFetchEvery < t.steps ? step + kFetchEvery : t.steps;
     for (; step < end; ++step) {
       VU panel[P][kV];
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
       for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int v = 0; v < kV; ++v) panel[p][v] = hn::LoadU(du, w[p] + step * 16 + v * lanes);
       }
-#pragma GCC unroll 6
+#pragma GCC unroll kUnroll
       for (int r = 0; r < R; ++r) {
         const VU scalar = Broadcast(x[r] + step * 4);
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
         for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
           for (int v = 0; v < kV; ++v) sums[r][p][v] = Step::Run(scalar, panel[p][v], sums[r][p][v]);
         }
       }

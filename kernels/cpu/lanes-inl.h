@@ -36,7 +36,9 @@ inline constexpr size_t kVectorsPer16 = 16 / kLanes;
 // twice.
 template <class V>
 HWY_INLINE V Fma(V a, V b, V c) {
-#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SSE4
+#if HWY_TARGET == HWY_SCALAR
+  return hn::Set(hn::DFromV<V>(), std::fma(hn::GetLane(a), hn::GetLane(b), hn::GetLane(c)));
+#elif HWY_TARGET == HWY_EMU128
   const hn::DFromV<V> d;
   HWY_ALIGN float la[hn::MaxLanes(d)], lb[hn::MaxLanes(d)], lc[hn::MaxLanes(d)];
   hn::Store(a, d, la);
