@@ -1,0 +1,44 @@
+#include "daemon/socket_path.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "kv/shared_memory.h"
+#include "proto/endpoints.h"
+
+namespace weft::daemon {
+
+Result<void> claim_socket_path(const std::string& path, const char* field) {
+  TRY_VOID(check_socket_path(path));
+  const auto folder = std::filesystem::path(path).parent_path();
+  std::error_code code;
+  if (!folder.empty() && std::filesystem::create_directories(folder, code)) ::chmod(folder.c_str(), 0700);
+  if (code) return error(ErrorCode::kIo, "cannot make folder " + folder.string() + ": " + code.message(), field);
+
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) {
+    if (errno == ENOENT) return {};
+    return error(ErrorCode::kIo, "cannot use " + path + ": " + std::strerror(errno), field);
+  }
+  if (!S_ISSOCK(info.st_mode)) return error(ErrorCode::kFailedPrecondition, path + " exists and is no socket", field);
+  kv::Descriptor probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  const bool answered = ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  if (answered || errno != ECONNREFUSED) {
+    return error(ErrorCode::kFailedPrecondition, "socket " + path + " is in use by another process", field);
+  }
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return error(ErrorCode::kIo, "cannot remove the old socket " + path + ": " + std::strerror(errno), field);
+  }
+  return {};
+}
+
+}  // namespace weft::daemon

@@ -1,0 +1,415 @@
+#include "daemon/worker_fleet.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "kv/packet_socket.h"
+
+namespace weft::daemon {
+namespace {
+
+constexpr Duration kAbortDeadline = std::chrono::seconds(10);
+constexpr uint64_t kHopelessSpawns = 5;  // starts without the fleet ever having been ready
+constexpr size_t kLineBytesMax = 4096;
+
+// Failures that another try cannot mend.
+bool is_lasting(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kNotFound:
+    case ErrorCode::kTooLarge:
+    case ErrorCode::kResourceExhausted:
+    case ErrorCode::kBadCheckpoint:
+    case ErrorCode::kIo:
+    case ErrorCode::kBadMessage:
+    case ErrorCode::kUnsupported: return true;
+    default: return false;
+  }
+}
+
+Error from_wire(const wire::Failure& failure) {
+  const bool known = failure.code() > 0 && failure.code() <= static_cast<uint32_t>(ErrorCode::kInternal);
+  return error(known ? static_cast<ErrorCode>(failure.code()) : ErrorCode::kInternal, failure.message(),
+               failure.field());
+}
+
+}  // namespace
+
+struct WorkerFleet::Rank {
+  explicit Rank(SupervisorLimits limits) : supervisor(limits) {}
+  Supervisor supervisor;
+  Phase phase = Phase::kGone;
+  std::optional<Process> process;
+  std::unique_ptr<Watch> socket_watch, end_watch, output_watch;
+  std::unique_ptr<Timer> timer;
+  std::string line;  // of its output, not yet ended
+  std::optional<Error> failure;
+  std::string killed_for;
+  Time started{};
+  uint64_t tensors_done = 0, tensors_total = 0;
+};
+
+WorkerFleet::WorkerFleet(Loop& loop, const EventLog& log, const Options& options, SupervisorLimits limits,
+                         FleetListener& listener)
+    : loop_(loop), log_(log), options_(options), listener_(listener), abort_timer_(loop, [this] {
+        for (int rank = 0; rank < options_.workers; ++rank) {
+          if (ranks_[static_cast<size_t>(rank)]->phase == Phase::kAborting) hung(rank, "did not leave its step");
+        }
+      }) {
+  for (int rank = 0; rank < options.workers; ++rank) {
+    auto& added = ranks_.emplace_back(std::make_unique<Rank>(limits));
+    added->timer = std::make_unique<Timer>(loop, [this, rank] { apply(rank, WorkerEvent::kTimeout); });
+  }
+}
+
+WorkerFleet::~WorkerFleet() {
+  for (const auto& rank : ranks_) CHECK(!rank->process.has_value(), "a worker outlives the fleet");
+}
+
+void WorkerFleet::start() {
+  for (int rank = 0; rank < options_.workers; ++rank) apply(rank, WorkerEvent::kWantUp);
+}
+
+void WorkerFleet::stop() {
+  stopping_ = true;
+  lose_epoch("stopping");
+  abort_timer_.stop();  // the supervisor's own deadline rules now
+  for (int rank = 0; rank < options_.workers; ++rank) apply(rank, WorkerEvent::kWantDown);
+  check_stopped();
+}
+
+void WorkerFleet::kill_all() {
+  for (int rank = 0; rank < options_.workers; ++rank) apply(rank, WorkerEvent::kHung);
+}
+
+void WorkerFleet::hung(int rank, const std::string& why) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  if (!own.process) return;
+  log_.warning("worker_hung", {{"rank", rank}, {"pid", own.process->pid}, {"reason", why}});
+  own.killed_for = why;
+  lose_epoch("rank " + std::to_string(rank) + " hangs");
+  apply(rank, WorkerEvent::kHung);
+}
+
+RankMask WorkerFleet::beating() const {
+  RankMask mask = 0;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const Phase phase = ranks_[rank]->phase;
+    if (phase == Phase::kWaiting || phase == Phase::kRunning || phase == Phase::kAborting) {
+      mask |= mask_of(static_cast<int>(rank));
+    }
+  }
+  return mask;
+}
+
+uint64_t WorkerFleet::restarts() const {
+  uint64_t sum = 0;
+  for (const auto& rank : ranks_) sum += rank->supervisor.spawns() > 0 ? rank->supervisor.spawns() - 1 : 0;
+  return sum;
+}
+
+WorkerFleet::Status WorkerFleet::status(int rank) const {
+  const Rank& own = *ranks_[static_cast<size_t>(rank)];
+  Status status;
+  status.state = own.supervisor.state();
+  status.device = options_.devices[static_cast<size_t>(rank)].name;
+  status.restarts = own.supervisor.spawns() > 0 ? own.supervisor.spawns() - 1 : 0;
+  if (!own.supervisor.exits().empty()) status.last_exit = own.supervisor.exits().back().text;
+  if (own.process) {
+    status.pid = own.process->pid;
+    status.uptime = loop_.now() - own.started;
+  }
+  status.tensors_done = own.tensors_done;
+  status.tensors_total = own.tensors_total;
+  return status;
+}
+
+// Runs the table and carries out what it says.
+void WorkerFleet::apply(int rank, WorkerEvent event) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  const WorkerAction action = own.supervisor.handle(event, loop_.now());
+  switch (action) {
+    case WorkerAction::kNone:
+    case WorkerAction::kSettle:
+    case WorkerAction::kForgive: break;
+    case WorkerAction::kSpawn: spawn_worker(rank); break;
+    case WorkerAction::kRetryLater: check_stopped(); break;
+    case WorkerAction::kAskToStop: {
+      wire::ToWorker message;
+      message.mutable_stop();
+      send(rank, message);
+      break;
+    }
+    case WorkerAction::kKill:
+      if (event == WorkerEvent::kTimeout) {
+        log_.warning("worker_late", {{"rank", rank}, {"state", worker_state_name(own.supervisor.state())}});
+      }
+      if (own.process) kill_process(*own.process);
+      break;
+  }
+  if (const auto deadline = own.supervisor.deadline()) {
+    own.timer->start(*deadline - loop_.now());
+  } else {
+    own.timer->stop();
+  }
+}
+
+void WorkerFleet::spawn_worker(int rank) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  own.failure.reset();
+  own.killed_for.clear();
+  own.line.clear();
+  own.tensors_done = own.tensors_total = 0;
+  own.started = loop_.now();
+  auto process = spawn(options_.worker_binary, {"--socket-fd", std::to_string(kChildSocket)});
+  if (!process) {
+    log_.error("worker_spawn_failed", {{"rank", rank}, {"reason", process.error().text()}});
+    own.supervisor.record_exit(loop_.now(), process.error().text());
+    // Not from inside of apply(): the table's answer to this exit comes after its answer to the spawn.
+    loop_.defer([this, rank, failure = process.error()] {
+      apply(rank, WorkerEvent::kExited);
+      give_up_if_hopeless(rank, failure.text());
+    });
+    return;
+  }
+  own.process = std::move(process).value();
+  own.phase = Phase::kDescribing;
+  own.socket_watch = std::make_unique<Watch>(loop_, own.process->socket.get(), [this, rank](int) { read_socket(rank); });
+  own.end_watch = std::make_unique<Watch>(loop_, own.process->pidfd.get(), [this, rank](int) { worker_ended(rank); });
+  own.output_watch = std::make_unique<Watch>(loop_, own.process->output.get(), [this, rank](int) { read_output(rank); });
+  own.socket_watch->start(kReadable);
+  own.end_watch->start(kReadable);
+  own.output_watch->start(kReadable);
+  log_.info("worker_spawned", {{"rank", rank}, {"pid", own.process->pid}});
+  listener_.worker_started(rank);
+  send(rank, describe(rank));
+}
+
+wire::ToWorker WorkerFleet::describe(int rank) const {
+  wire::ToWorker message;
+  wire::Describe* describe = message.mutable_describe();
+  describe->set_protocol_version(1);
+  describe->set_rank(static_cast<uint32_t>(rank));
+  describe->set_rank_count(static_cast<uint32_t>(options_.workers));
+  describe->set_model_path(options_.model_folder);
+  describe->set_weight_dtype(options_.weight_dtype);
+  describe->set_cache_dtype(options_.cache_dtype == DType::kF32 ? 1 : 2);
+  describe->set_block_tokens(static_cast<uint32_t>(options_.block_tokens));
+  describe->set_threads(static_cast<uint32_t>(options_.threads_per_worker));
+  for (const uint32_t core : options_.devices[static_cast<size_t>(rank)].cores) describe->add_cores(core);
+  describe->set_max_step_rows(static_cast<uint32_t>(options_.max_step_rows));
+  describe->set_max_sequences(static_cast<uint32_t>(options_.max_running));
+  describe->set_max_context(static_cast<uint64_t>(options_.max_context));
+  return message;
+}
+
+void WorkerFleet::send(int rank, const wire::ToWorker& message, const std::vector<int>& descriptors) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  if (!own.process) return;
+  const std::string bytes = message.SerializeAsString();
+  const auto sent =
+      kv::send_packet(own.process->socket.get(), std::as_bytes(std::span(bytes.data(), bytes.size())), descriptors);
+  if (sent || sent.error().code == ErrorCode::kUnavailable) return;  // gone: its pidfd tells
+  log_.warning("worker_send_failed", {{"rank", rank}, {"reason", sent.error().text()}});
+  loop_.defer([this, rank, pid = own.process->pid] {
+    Rank& later = *ranks_[static_cast<size_t>(rank)];
+    if (later.process && later.process->pid == pid) hung(rank, "does not read its messages");
+  });
+}
+
+void WorkerFleet::read_socket(int rank) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  while (own.process) {
+    auto packet = kv::receive_packet(own.process->socket.get());
+    if (!packet) {
+      if (own.socket_watch) own.socket_watch->stop();
+      if (packet.error().code != ErrorCode::kUnavailable) hung(rank, packet.error().text());
+      return;
+    }
+    if (!packet->has_value()) return;
+    const auto& bytes = (*packet)->bytes;
+    wire::FromWorker message;
+    if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+      hung(rank, "sent a message that does not parse");
+      return;
+    }
+    take_message(rank, message);
+  }
+}
+
+void WorkerFleet::read_output(int rank) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  char buffer[4096];
+  while (own.process) {
+    const ssize_t got = ::read(own.process->output.get(), buffer, sizeof buffer);
+    if (got <= 0) {
+      if (got == 0 && own.output_watch) own.output_watch->stop();
+      return;
+    }
+    own.line.append(buffer, static_cast<size_t>(got));
+    for (size_t end; (end = own.line.find('\n')) != std::string::npos || own.line.size() > kLineBytesMax;) {
+      const size_t length = std::min(end, kLineBytesMax);
+      log_.info("worker_output", {{"rank", rank}, {"line", own.line.substr(0, length)}});
+      own.line.erase(0, length == end ? length + 1 : length);
+    }
+  }
+}
+
+void WorkerFleet::take_message(int rank, const wire::FromWorker& message) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  switch (message.body_case()) {
+    case wire::FromWorker::kDescription: take_description(rank, message.description()); break;
+    case wire::FromWorker::kProgress:
+      own.tensors_done = message.progress().tensors_done();
+      own.tensors_total = message.progress().tensors_total();
+      own.supervisor.progress(loop_.now());
+      if (const auto deadline = own.supervisor.deadline()) own.timer->start(*deadline - loop_.now());
+      break;
+    case wire::FromWorker::kLoaded:
+      if (own.phase != Phase::kLoading) return hung(rank, "said Loaded out of turn");
+      own.phase = Phase::kWaiting;
+      own.tensors_done = own.tensors_total = message.loaded().tensors();
+      log_.info("worker_loaded", {{"rank", rank},
+                                  {"tensors", message.loaded().tensors()},
+                                  {"bytes", message.loaded().bytes()},
+                                  {"seconds", seconds(loop_.now() - own.started)}});
+      apply(rank, WorkerEvent::kReady);
+      begin_epoch_if_all_wait();
+      break;
+    case wire::FromWorker::kAborted:
+      if (own.phase != Phase::kAborting || message.aborted().epoch() != number(epoch_)) return;  // late: of an older epoch
+      own.phase = Phase::kWaiting;
+      begin_epoch_if_all_wait();
+      break;
+    case wire::FromWorker::kFailure:
+      own.failure = from_wire(message.failure());
+      log_.error("worker_failure", {{"rank", rank},
+                                    {"code", error_code_name(own.failure->code)},
+                                    {"field", own.failure->field},
+                                    {"message", own.failure->message}});
+      break;
+    case wire::FromWorker::BODY_NOT_SET: hung(rank, "sent an empty message"); break;
+  }
+}
+
+void WorkerFleet::take_description(int rank, const wire::ModelDescription& description) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  if (own.phase != Phase::kDescribing) return hung(rank, "described itself out of turn");
+  if (description.protocol_version() != 1) {
+    return fail(error(ErrorCode::kUnsupported, "weft-worker speaks protocol " +
+                                                   std::to_string(description.protocol_version()) + ", weftd 1"));
+  }
+  own.phase = Phase::kDescribed;
+  own.supervisor.progress(loop_.now());
+  const bool first = model_.model_type().empty();
+  if (first) model_ = description;
+  if (description.SerializeAsString() != model_.SerializeAsString()) {
+    return hung(rank, "describes another model than the other ranks: the checkpoint has changed");
+  }
+  if (arenas_) return send_arenas(rank);
+  const bool all = std::all_of(ranks_.begin(), ranks_.end(),
+                               [](const auto& other) { return other->phase == Phase::kDescribed; });
+  if (all) map_arenas_everywhere();
+}
+
+void WorkerFleet::map_arenas_everywhere() {
+  auto sizes = listener_.size_arenas(model_);
+  if (!sizes) return fail(sizes.error());
+  auto arenas = Arenas::create(*sizes);
+  if (!arenas) return fail(arenas.error());
+  arenas_.emplace(std::move(arenas).value());
+  listener_.arenas_made(arenas_->control(), arenas_->results_fd());
+  for (int rank = 0; rank < options_.workers; ++rank) send_arenas(rank);
+}
+
+void WorkerFleet::send_arenas(int rank) {
+  ranks_[static_cast<size_t>(rank)]->phase = Phase::kLoading;
+  wire::ToWorker message;
+  *message.mutable_map_arenas() = arenas_->message();
+  send(rank, message, arenas_->descriptors());
+}
+
+void WorkerFleet::worker_ended(int rank) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  read_socket(rank);  // a last Failure may lie there
+  read_output(rank);
+  if (!own.process) return;
+  const auto how = reap(*own.process);
+  if (!how) return;
+  std::string text = *how;
+  if (!own.killed_for.empty()) text += ", killed: " + own.killed_for;
+  if (own.failure) text += ", " + own.failure->text();
+  if (!own.line.empty()) log_.info("worker_output", {{"rank", rank}, {"line", own.line}});
+  const bool expected = own.supervisor.state() == WorkerState::kDraining || stopping_;
+  const std::initializer_list<Field> fields = {{"rank", rank}, {"pid", own.process->pid}, {"how", text}};
+  expected ? log_.info("worker_exited", fields) : log_.warning("worker_exited", fields);
+  own.supervisor.record_exit(loop_.now(), text);
+  own.socket_watch.reset();
+  own.end_watch.reset();
+  own.output_watch.reset();
+  own.process.reset();
+  own.phase = Phase::kGone;
+  lose_epoch("rank " + std::to_string(rank) + " ended: " + text);
+  apply(rank, WorkerEvent::kExited);
+  give_up_if_hopeless(rank, text);
+}
+
+void WorkerFleet::give_up_if_hopeless(int rank, const std::string& how) {
+  if (ever_ready_ || stopping_) return;
+  const Rank& own = *ranks_[static_cast<size_t>(rank)];
+  if (own.failure && is_lasting(own.failure->code)) return fail(*own.failure);
+  if (own.supervisor.spawns() >= kHopelessSpawns) {
+    fail(error(ErrorCode::kUnavailable, "worker " + std::to_string(rank) + " did not become ready in " +
+                                            std::to_string(kHopelessSpawns) + " starts; the last: " + how));
+  }
+}
+
+void WorkerFleet::lose_epoch(const std::string& reason) {
+  if (!epoch_active_) return;
+  epoch_active_ = false;
+  arenas_->control().abort_epoch(epoch_);
+  for (const auto& rank : ranks_) {
+    if (rank->phase == Phase::kRunning) rank->phase = Phase::kAborting;
+  }
+  abort_timer_.start(kAbortDeadline);
+  log_.warning("epoch_lost", {{"epoch", number(epoch_)}, {"reason", reason}});
+  listener_.epoch_lost(epoch_, reason);
+}
+
+void WorkerFleet::begin_epoch_if_all_wait() {
+  if (stopping_ || epoch_active_) return;
+  for (const auto& rank : ranks_) {
+    if (rank->phase != Phase::kWaiting) return;
+  }
+  abort_timer_.stop();
+  epoch_ = Epoch{number(epoch_) + 1};
+  epoch_active_ = true;
+  ever_ready_ = true;
+  wire::ToWorker message;
+  message.mutable_begin()->set_epoch(number(epoch_));
+  message.mutable_begin()->set_plan_sequence(arenas_->control().plans_published());
+  for (int rank = 0; rank < options_.workers; ++rank) {
+    ranks_[static_cast<size_t>(rank)]->phase = Phase::kRunning;
+    send(rank, message);
+  }
+  log_.info("epoch_began", {{"epoch", number(epoch_)}});
+  listener_.epoch_began(epoch_);
+}
+
+void WorkerFleet::fail(const Error& failure) {
+  if (failed_ || stopping_) return;
+  failed_ = true;
+  // Out of this callback: the listener will want to stop the fleet.
+  loop_.defer([this, failure] { listener_.fleet_failed(failure); });
+}
+
+void WorkerFleet::check_stopped() {
+  if (!stopping_) return;
+  for (const auto& rank : ranks_) {
+    if (rank->process) return;
+  }
+  loop_.defer([this] { listener_.fleet_stopped(); });
+}
+
+}  // namespace weft::daemon

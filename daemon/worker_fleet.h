@@ -1,0 +1,111 @@
+// The worker processes of all ranks: spawned, brought to a common start, replaced when they die.
+//
+// Start: every worker gets Describe; when all have answered alike the arenas are made; every worker gets MapArenas,
+// loads its share of the weights and says Loaded. An *epoch* begins when every rank waits for one. It ends at once,
+// by the abort word, when a worker dies, hangs or has to stop. The next begins when every survivor has said Aborted,
+// every lost worker has been reaped and its successor has said Loaded; a survivor that does not say Aborted in
+// time is killed. So no process of an older epoch can write into memory of a newer one.
+//
+// What to do with one worker is the supervisor table's business (daemon/supervisor.h). Loop thread only. Expected
+// failures go to Listener::fleet_failed() and only before the fleet has been ready once; afterwards it retries for ever.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/arenas.h"
+#include "daemon/event_log.h"
+#include "daemon/loop.h"
+#include "daemon/options.h"
+#include "daemon/process.h"
+#include "daemon/supervisor.h"
+#include "proto/worker.pb.h"
+
+namespace weft::daemon {
+
+class FleetListener {
+ public:
+  virtual ~FleetListener() = default;
+  // All ranks have described the model: how large are the arenas?
+  virtual Result<ArenaSizes> size_arenas(const wire::ModelDescription& model) = 0;
+  virtual void arenas_made(kv::ControlArena& control, int results_fd) = 0;
+  virtual void epoch_began(Epoch epoch) = 0;
+  // The abort word is set. Results may still arrive until the next epoch begins.
+  virtual void epoch_lost(Epoch epoch, const std::string& reason) = 0;
+  virtual void worker_started(int rank) = 0;  // a new process for this rank
+  // The fleet cannot start and has given up.
+  virtual void fleet_failed(const Error& failure) = 0;
+  virtual void fleet_stopped() = 0;  // after stop(): every process is reaped
+};
+
+class WorkerFleet {
+ public:
+  WorkerFleet(Loop& loop, const EventLog& log, const Options& options, SupervisorLimits limits,
+              FleetListener& listener);
+  ~WorkerFleet();
+
+  void start();
+  void stop();      // politely; kills what is late
+  void kill_all();  // now; still reaps
+  void hung(int rank, const std::string& why);
+
+  bool epoch_active() const { return epoch_active_; }
+  Epoch epoch() const { return epoch_; }
+  bool ever_ready() const { return ever_ready_; }
+  bool has_arenas() const { return arenas_.has_value(); }
+  // Ranks whose heartbeat must move.
+  RankMask beating() const;
+  uint64_t restarts() const;
+  const wire::ModelDescription& model() const { return model_; }
+
+  struct Status {
+    WorkerState state{};
+    pid_t pid = 0;
+    uint64_t restarts = 0;
+    std::string last_exit;
+    Duration uptime{0};
+    std::string device;
+    uint64_t tensors_done = 0, tensors_total = 0;
+  };
+  Status status(int rank) const;
+
+ private:
+  // Where a live process stands in the common start.
+  enum class Phase : uint8_t { kGone, kDescribing, kDescribed, kLoading, kWaiting, kRunning, kAborting };
+  struct Rank;
+
+  void apply(int rank, WorkerEvent event);
+  void spawn_worker(int rank);
+  void send(int rank, const wire::ToWorker& message, const std::vector<int>& descriptors = {});
+  void read_socket(int rank);
+  void read_output(int rank);
+  void take_message(int rank, const wire::FromWorker& message);
+  void take_description(int rank, const wire::ModelDescription& description);
+  void worker_ended(int rank);
+  void give_up_if_hopeless(int rank, const std::string& how);
+  void map_arenas_everywhere();
+  void send_arenas(int rank);
+  void lose_epoch(const std::string& reason);
+  void begin_epoch_if_all_wait();
+  void fail(const Error& failure);
+  void check_stopped();
+  wire::ToWorker describe(int rank) const;
+
+  Loop& loop_;
+  const EventLog& log_;
+  const Options& options_;
+  FleetListener& listener_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::optional<Arenas> arenas_;
+  wire::ModelDescription model_;
+  Timer abort_timer_;
+  Epoch epoch_{};
+  bool epoch_active_ = false;
+  bool ever_ready_ = false;
+  bool failed_ = false;
+  bool stopping_ = false;
+};
+
+}  // namespace weft::daemon
