@@ -87,7 +87,7 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->capture_default_str()
       ->group(scheduling);
   app.add_option("--max-waiting", options.max_waiting, "Requests that wait; more are refused")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str()
       ->group(scheduling);
 
@@ -314,6 +314,10 @@ Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments) {
   options.stall_limit = from_seconds(raw.stall_seconds);
   TRY_VOID(check_devices(raw, options));
   TRY_VOID(check_memory(raw, options));
+  if (options.max_step_rows < options.max_running) {
+    return bad("max-step-rows", "must be at least --max-running (" + std::to_string(options.max_running) +
+                                    "), so that every running request can decode in every step");
+  }
   TRY_VOID(check_groupings(raw, options));
   TRY_VOID(check_model(options));
   TRY_VOID(check_places(options));

@@ -110,6 +110,7 @@ TEST(Options, BadValuesAreNamed) {
       {{"--log-level", "loud"}, "log-level"},
       {{"--pool-tokens", "100", "--pool-bytes", "1MiB"}, "--pool"},
       {{"--max-step-rows", "0"}, "--max-step-rows"},
+      {{"--max-step-rows", "32"}, "at least --max-running"},
       {{"--worker-binary", "/nowhere/weft-worker"}, "--worker-binary"},
       {{"--no-such-option"}, "--no-such-option"},
   };

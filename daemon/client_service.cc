@@ -1,0 +1,427 @@
+#include "daemon/client_service.h"
+
+#include "daemon/control_endpoint.h"
+#include "kv/block_hash.h"
+
+namespace weft::daemon {
+namespace {
+
+constexpr Duration kRetryBlocked = std::chrono::milliseconds(20);
+constexpr Duration kProgressInterval = std::chrono::milliseconds(200);
+constexpr size_t kPromptsMax = 4096;  // being tokenized at once
+
+wire::ClientReply reply_to(uint64_t tag) {
+  wire::ClientReply reply;
+  reply.set_version(1);
+  reply.set_tag(tag);
+  return reply;
+}
+
+}  // namespace
+
+struct ClientService::Request {
+  ClientIdentity client;
+  uint64_t tag = 0;
+  Stream stream;
+  StreamDecoder decoder;
+  bool paused = false;
+  std::optional<Error> ended_by_us;  // why this side cancelled it
+  std::optional<Time> last_progress;
+  // Rows whose digest has been sent: a row that ran again (after a loss, or alone) is told once.
+  std::set<int64_t> digests;
+};
+
+struct ClientService::Prompt {
+  ClientIdentity client;
+  uint64_t tag = 0;
+  CheckedRequest checked;
+  ModelFacts model;
+  std::string text;
+  std::vector<uint32_t> tokens;
+  std::string cache_format;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  bool only_tokenize = false;
+  // Results of the work.
+  Result<void> outcome;
+  kv::BlockHash root;
+  std::vector<kv::BlockHash> hashes;
+
+  void work(int64_t block_tokens) {
+    if (!text.empty()) {
+      auto ids = tokenizer->encode(text);
+      if (!ids) {
+        outcome = error(ids.error().code, ids.error().message, "text");
+        return;
+      }
+      tokens = std::move(ids).value();
+    }
+    if (only_tokenize) return;
+    outcome = validate_prompt(tokens, checked.max_tokens, model);
+    if (!outcome) return;
+    root = kv::namespace_hash(model.name, cache_format, checked.cache_salt);
+    hashes = kv::block_hashes(root, tokens, block_tokens);
+  }
+};
+
+ClientService::ClientService(Loop& loop, const EventLog& log, Duration stall_limit,
+                             const controlplane::GroupingWish& defaults)
+    : loop_(loop),
+      log_(log),
+      stall_limit_(stall_limit),
+      defaults_(defaults),
+      blocked_timer_(loop, [this] { look_after_blocked(); }) {}
+
+ClientService::~ClientService() = default;
+
+void ClientService::serve(Engine& engine, ModelFacts model, std::string cache_format,
+                          std::shared_ptr<const Tokenizer> tokenizer, std::string no_tokenizer) {
+  engine_ = &engine;
+  model_ = std::move(model);
+  cache_format_ = std::move(cache_format);
+  tokenizer_ = std::move(tokenizer);
+  no_tokenizer_ = std::move(no_tokenizer);
+  model_.has_tokenizer = tokenizer_ != nullptr;
+}
+
+void ClientService::stop() {
+  stopping_ = true;
+  const Error why = error(ErrorCode::kUnavailable, "the daemon is stopping");
+  for (const auto& [id, prompt] : prompts_) send_error(prompt->client, prompt->tag, why);
+  prompts_.clear();
+  for (auto& [id, request] : requests_) {
+    wire::ClientReply reply = reply_to(request->tag);
+    reply.mutable_finished()->set_request(number(id));
+    reply.mutable_finished()->set_reason("cancelled");
+    reply.mutable_finished()->set_text(request->decoder.finish());
+    fill_error(why, reply.mutable_finished()->mutable_error());
+    (void)endpoint_->send(request->client, reply.SerializeAsString());
+    if (engine_ != nullptr) engine_->post(controlplane::CancelRequested{id});
+  }
+  requests_.clear();
+  by_client_.clear();
+  blocked_.clear();
+  blocked_timer_.stop();
+}
+
+// ---- frames --------------------------------------------------------------------------------------------------
+
+void ClientService::client_frame(const ClientIdentity& client, std::string_view frame) {
+  wire::ClientRequest request;
+  if (!request.ParseFromArray(frame.data(), static_cast<int>(frame.size()))) {
+    return send_error(client, 0, error(ErrorCode::kBadMessage, "the frame is no ClientRequest"));
+  }
+  if (request.version() != 1) {
+    return send_error(client, request.tag(),
+                      error(ErrorCode::kBadMessage, "protocol version " + std::to_string(request.version()) +
+                                                        "; this daemon speaks 1", "version"));
+  }
+  if (stopping_ || engine_ == nullptr) {
+    return send_error(client, request.tag(),
+                      error(ErrorCode::kUnavailable,
+                            stopping_ ? "the daemon is stopping" : "the model is still being loaded"));
+  }
+  switch (request.body_case()) {
+    case wire::ClientRequest::kGenerate: return generate(client, request.tag(), request.generate());
+    case wire::ClientRequest::kCancel: return cancel(client, request.tag(), request.cancel());
+    case wire::ClientRequest::kListModels: return list_models(client, request.tag());
+    case wire::ClientRequest::kTokenize: return tokenize(client, request.tag(), request.tokenize());
+    case wire::ClientRequest::kCredit: return credit(client, request.tag(), request.credit());
+    case wire::ClientRequest::BODY_NOT_SET: break;
+  }
+  send_error(client, request.tag(), error(ErrorCode::kBadMessage, "the request is empty or unknown"));
+}
+
+void ClientService::client_bad_message(const ClientIdentity& client) {
+  send_error(client, 0, error(ErrorCode::kBadMessage, "a message is one frame"));
+}
+
+void ClientService::client_gone(const ClientIdentity& client) {
+  for (auto prompt = prompts_.begin(); prompt != prompts_.end();) {
+    prompt = prompt->second->client == client ? prompts_.erase(prompt) : std::next(prompt);
+  }
+  const auto found = by_client_.find(client);
+  if (found == by_client_.end()) return;
+  const std::set<RequestId> theirs = found->second;
+  for (const RequestId id : theirs) {
+    log_.info("client_gone", {{"request", number(id)}});
+    engine_->post(controlplane::CancelRequested{id});
+    drop(id);
+  }
+}
+
+// ---- requests ------------------------------------------------------------------------------------------------
+
+void ClientService::generate(const ClientIdentity& client, uint64_t tag, const wire::GenerateRequest& request) {
+  auto checked = validate_request(request, model_, defaults_, engine_->plane().limits().rank_count);
+  if (!checked) {
+    Error failure = checked.error();
+    if (failure.code == ErrorCode::kUnsupported && !no_tokenizer_.empty()) failure.message += " (" + no_tokenizer_ + ")";
+    return send_error(client, tag, failure);
+  }
+  if (prompts_.size() >= kPromptsMax) {
+    return send_error(client, tag, error(ErrorCode::kResourceExhausted,
+                                         std::to_string(kPromptsMax) + " prompts are being tokenized"));
+  }
+  auto prompt = std::make_shared<Prompt>();
+  prompt->client = client;
+  prompt->tag = tag;
+  prompt->checked = std::move(checked).value();
+  prompt->model = model_;
+  prompt->cache_format = cache_format_;
+  prompt->tokenizer = tokenizer_;
+  if (request.prompt_case() == wire::GenerateRequest::kText) {
+    prompt->text = request.text();
+  } else {
+    prompt->tokens.assign(request.tokens().ids().begin(), request.tokens().ids().end());
+  }
+  const uint64_t id = next_prompt_++;
+  prompts_.emplace(id, prompt);
+  const int64_t block_tokens = engine_->plane().limits().geometry.block_tokens;
+  run_off_loop(
+      loop_, [prompt, block_tokens] { prompt->work(block_tokens); },
+      [this, id, prompt, alive = std::weak_ptr<bool>(alive_)] {
+        // Not there any more: the client has left, or the daemon stops.
+        if (!alive.expired() && prompts_.erase(id) == 1) submit(*prompt);
+      });
+}
+
+void ClientService::submit(Prompt& prompt) {
+  if (!prompt.outcome) return send_error(prompt.client, prompt.tag, prompt.outcome.error());
+  const RequestId id{next_request_++};
+  auto transport = [this, client = prompt.client](const std::string& frame) { return endpoint_->send(client, frame); };
+  requests_.emplace(id, new Request{prompt.client, prompt.tag, Stream(std::move(transport), prompt.checked.credit),
+                                    {}, false, {}, {}, {}});
+  by_client_[prompt.client].insert(id);
+
+  controlplane::RequestArrived event;
+  event.request = id;
+  event.prompt = std::move(prompt.tokens);
+  event.root = prompt.root;
+  event.hashes = std::move(prompt.hashes);
+  event.sampling = prompt.checked.sampling;
+  event.max_tokens = prompt.checked.max_tokens;
+  event.stop_tokens = std::move(prompt.checked.stop_tokens);
+  event.grouping = prompt.checked.grouping;
+  event.use_prefix_cache = prompt.checked.use_prefix_cache;
+  event.digest = prompt.checked.digest;
+  log_.info("request_arrived", {{"request", number(id)},
+                                {"prompt_tokens", static_cast<uint64_t>(event.prompt.size())},
+                                {"max_tokens", event.max_tokens},
+                                {"prefill", kv::split_name(event.grouping.prefill)},
+                                {"decode", kv::decode_name(event.grouping.decode)},
+                                {"index", kv::index_name(event.grouping.index)}});
+  wire::ClientReply reply;
+  reply.mutable_accepted()->set_request(number(id));
+  reply.mutable_accepted()->set_prompt_tokens(event.prompt.size());
+  engine_->arrive(std::move(event));
+  push(id, reply, Stream::Frame::kOther);
+}
+
+void ClientService::cancel(const ClientIdentity& client, uint64_t tag, const wire::CancelRequest& request) {
+  if (find(client, request.request()) == nullptr) {
+    return send_error(client, tag, error(ErrorCode::kNotFound, "no running request " +
+                                                                   std::to_string(request.request()) + " of yours",
+                                         "request"));
+  }
+  engine_->post(controlplane::CancelRequested{RequestId{request.request()}});
+  wire::ClientReply reply = reply_to(tag);
+  reply.mutable_cancel()->set_request(request.request());
+  send(client, reply);
+}
+
+void ClientService::list_models(const ClientIdentity& client, uint64_t tag) {
+  wire::ClientReply reply = reply_to(tag);
+  wire::ModelCard* card = reply.mutable_models()->add_models();
+  card->set_name(model_.name);
+  card->set_model_type(model_.model_type);
+  card->set_max_context(static_cast<uint64_t>(model_.max_context));
+  card->set_vocabulary(static_cast<uint64_t>(model_.vocabulary));
+  card->mutable_eos_tokens()->Add(model_.eos_tokens.begin(), model_.eos_tokens.end());
+  send(client, reply);
+}
+
+void ClientService::tokenize(const ClientIdentity& client, uint64_t tag, const wire::TokenizeRequest& request) {
+  if (auto known = validate_model(request.model(), model_); !known) return send_error(client, tag, known.error());
+  if (tokenizer_ == nullptr) {
+    return send_error(client, tag, error(ErrorCode::kUnsupported, "the model has no usable tokenizer: " + no_tokenizer_));
+  }
+  auto prompt = std::make_shared<Prompt>();
+  prompt->client = client;
+  prompt->tag = tag;
+  prompt->text = request.text();
+  prompt->tokenizer = tokenizer_;
+  prompt->only_tokenize = true;
+  const uint64_t id = next_prompt_++;
+  prompts_.emplace(id, prompt);
+  run_off_loop(
+      loop_, [prompt] { prompt->work(1); },
+      [this, id, prompt, alive = std::weak_ptr<bool>(alive_)] {
+        if (alive.expired() || prompts_.erase(id) == 0) return;
+        if (!prompt->outcome) return send_error(prompt->client, prompt->tag, prompt->outcome.error());
+        wire::ClientReply reply = reply_to(prompt->tag);
+        reply.mutable_tokenize()->mutable_ids()->Add(prompt->tokens.begin(), prompt->tokens.end());
+        send(prompt->client, reply);
+      });
+}
+
+void ClientService::credit(const ClientIdentity& client, uint64_t tag, const wire::CreditRequest& request) {
+  Request* own = find(client, request.request());
+  if (own == nullptr) {
+    return send_error(client, tag, error(ErrorCode::kNotFound, "no running request " +
+                                                                   std::to_string(request.request()) + " of yours",
+                                         "request"));
+  }
+  own->stream.grant(request.tokens());
+  settle(RequestId{request.request()}, own->stream.flush(loop_.now()));
+}
+
+// ---- notices --------------------------------------------------------------------------------------------------
+
+void ClientService::token(const controlplane::TokenNotice& notice) {
+  const auto found = requests_.find(notice.request);
+  if (found == requests_.end()) return;
+  wire::ClientReply reply;
+  wire::TokenEvent* event = reply.mutable_token();
+  event->set_request(number(notice.request));
+  event->set_index(static_cast<uint64_t>(notice.index));
+  event->set_token(notice.token);
+  if (tokenizer_ != nullptr && !tokenizer_->is_special(notice.token)) {
+    event->set_text(found->second->decoder.push(tokenizer_->decode(notice.token)));
+  }
+  push(notice.request, reply, Stream::Frame::kToken);
+}
+
+void ClientService::prefill(const controlplane::PrefillNotice& notice) {
+  const auto found = requests_.find(notice.request);
+  if (found == requests_.end()) return;
+  Request& request = *found->second;
+  const Time now = loop_.now();
+  const bool due = !request.last_progress || now - *request.last_progress >= kProgressInterval;
+  if (!due && notice.done < notice.total) return;
+  request.last_progress = now;
+  wire::ClientReply reply;
+  reply.mutable_progress()->set_request(number(notice.request));
+  reply.mutable_progress()->set_done(static_cast<uint64_t>(notice.done));
+  reply.mutable_progress()->set_total(static_cast<uint64_t>(notice.total));
+  push(notice.request, reply, Stream::Frame::kOther);
+}
+
+void ClientService::digest(RequestId id, int64_t position, const std::string& sha256) {
+  const auto found = requests_.find(id);
+  if (found == requests_.end() || !found->second->digests.insert(position).second) return;
+  wire::ClientReply reply;
+  reply.mutable_digest()->set_request(number(id));
+  reply.mutable_digest()->set_position(static_cast<uint64_t>(position));
+  reply.mutable_digest()->set_sha256(sha256);
+  push(id, reply, Stream::Frame::kOther);
+}
+
+void ClientService::finished(const controlplane::FinishedNotice& notice, const RequestRecord& record) {
+  log_.info("request_finished", {{"request", number(notice.request)},
+                                 {"reason", controlplane::finish_reason_name(notice.reason)},
+                                 {"error", notice.reason == controlplane::FinishReason::kError ? notice.error.text() : ""},
+                                 {"prompt_tokens", notice.prompt_tokens},
+                                 {"cached_tokens", notice.cached_tokens},
+                                 {"completion_tokens", notice.completion_tokens},
+                                 {"seconds", seconds(loop_.now() - record.arrived)}});
+  const auto found = requests_.find(notice.request);
+  if (found == requests_.end()) return;
+  Request& request = *found->second;
+  wire::ClientReply reply;
+  wire::Finished* finished = reply.mutable_finished();
+  finished->set_request(number(notice.request));
+  finished->set_reason(controlplane::finish_reason_name(notice.reason));
+  finished->mutable_usage()->set_prompt_tokens(static_cast<uint64_t>(notice.prompt_tokens));
+  finished->mutable_usage()->set_cached_tokens(static_cast<uint64_t>(notice.cached_tokens));
+  finished->mutable_usage()->set_completion_tokens(static_cast<uint64_t>(notice.completion_tokens));
+  if (notice.reason == controlplane::FinishReason::kError) fill_error(notice.error, finished->mutable_error());
+  if (request.ended_by_us) fill_error(*request.ended_by_us, finished->mutable_error());
+  finished->set_text(request.decoder.finish());
+  fill_trace(record, record.stored.value_or(StoredBytes{}), engine_->plane().limits().rank_count, loop_.now(),
+             finished->mutable_trace());
+  const bool given_up = request.ended_by_us.has_value();
+  push(notice.request, reply, Stream::Frame::kLast);
+  if (given_up) drop(notice.request);  // it did not read before; it gets this only if there is room now
+}
+
+// ---- streams ----------------------------------------------------------------------------------------------------
+
+ClientService::Request* ClientService::find(const ClientIdentity& client, uint64_t request) {
+  const auto found = requests_.find(RequestId{request});
+  return found != requests_.end() && found->second->client == client ? found->second.get() : nullptr;
+}
+
+void ClientService::send(const ClientIdentity& client, const wire::ClientReply& reply) {
+  // Answers outside of streams are small and few; one that finds no room is lost with a client that reads nothing.
+  if (endpoint_->send(client, reply.SerializeAsString()) != ClientEndpoint::Sent::kSent) {
+    log_.debug("reply_lost", {{"tag", reply.tag()}});
+  }
+}
+
+void ClientService::send_error(const ClientIdentity& client, uint64_t tag, const Error& failure) {
+  wire::ClientReply reply = reply_to(tag);
+  fill_error(failure, reply.mutable_error());
+  send(client, reply);
+}
+
+void ClientService::push(RequestId id, wire::ClientReply& reply, Stream::Frame kind) {
+  Request& request = *requests_.at(id);
+  reply.set_version(1);
+  reply.set_tag(request.tag);
+  settle(id, request.stream.push(reply.SerializeAsString(), kind, loop_.now()));
+}
+
+// Draws the consequences of what the transport said.
+void ClientService::settle(RequestId id, ClientEndpoint::Sent sent) {
+  Request& request = *requests_.at(id);
+  if (sent == ClientEndpoint::Sent::kGone) {
+    log_.info("client_gone", {{"request", number(id)}});
+    if (!request.stream.last_pushed()) engine_->post(controlplane::CancelRequested{id});
+    return drop(id);
+  }
+  if (request.stream.complete()) return drop(id);
+  const bool blocked = request.stream.blocked();
+  if (blocked != request.paused && !request.stream.last_pushed()) {
+    request.paused = blocked;
+    engine_->post(controlplane::PauseChanged{id, blocked});
+  }
+  if (!blocked) {
+    blocked_.erase(id);
+  } else if (blocked_.insert(id).second && blocked_.size() == 1) {
+    blocked_timer_.start(kRetryBlocked, kRetryBlocked);
+  }
+}
+
+void ClientService::look_after_blocked() {
+  const Time now = loop_.now();
+  const std::set<RequestId> ids = blocked_;
+  for (const RequestId id : ids) {
+    if (!requests_.contains(id)) continue;
+    Request& request = *requests_.at(id);
+    if (request.stream.stalled(now) < stall_limit_) {
+      settle(id, request.stream.flush(now));
+      continue;
+    }
+    if (request.stream.last_pushed()) {
+      drop(id);
+    } else if (!request.ended_by_us) {
+      log_.warning("client_stalled", {{"request", number(id)}, {"seconds", seconds(stall_limit_)}});
+      request.ended_by_us = error(ErrorCode::kDeadlineExceeded, "the stream was left unread for " +
+                                                                    std::to_string(seconds(stall_limit_)) + " s");
+      engine_->post(controlplane::CancelRequested{id});
+    }
+  }
+  if (blocked_.empty()) blocked_timer_.stop();
+}
+
+void ClientService::drop(RequestId id) {
+  const auto found = requests_.find(id);
+  if (found == requests_.end()) return;
+  const auto theirs = by_client_.find(found->second->client);
+  theirs->second.erase(id);
+  if (theirs->second.empty()) by_client_.erase(theirs);
+  blocked_.erase(id);
+  requests_.erase(found);
+}
+
+}  // namespace weft::daemon

@@ -1,0 +1,308 @@
+#include "daemon/engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "daemon/plan_codec.h"
+
+namespace weft::daemon {
+namespace {
+
+constexpr int kLostEpochsMax = 2;  // a plan lost with so many epochs is abandoned
+constexpr uint32_t kNoSpan = 0xffffffffu;  // of a SpanMeter: copies without a span
+
+}  // namespace
+
+Engine::Engine(Loop& loop, const EventLog& log, const controlplane::Limits& limits, kv::ControlArena& control,
+               int results_fd, Duration hang_deadline, Duration heartbeat_deadline, std::string record_folder,
+               EngineListener& listener)
+    : loop_(loop),
+      log_(log),
+      listener_(listener),
+      control_(control),
+      results_fd_(results_fd),
+      hang_deadline_(hang_deadline),
+      plane_(limits),
+      recorder_(std::move(record_folder)),
+      watchdog_(limits.rank_count, heartbeat_deadline),
+      results_watch_(loop, results_fd,
+                     [this](int) {
+                       uint64_t count = 0;
+                       [[maybe_unused]] const ssize_t got = ::read(results_fd_, &count, sizeof count);
+                       collect();
+                     }),
+      look_timer_(loop, [this] { look(); }) {
+  results_watch_.start(kReadable);
+  look_timer_.start(Watchdog::kLookInterval, Watchdog::kLookInterval);
+}
+
+// ---- requests ---------------------------------------------------------------------------------------------
+
+void Engine::arrive(controlplane::RequestArrived event) {
+  RequestRecord record;
+  record.id = event.request;
+  record.wish = event.grouping;
+  record.prompt_tokens = static_cast<int64_t>(event.prompt.size());
+  record.max_tokens = event.max_tokens;
+  record.stop_tokens = event.stop_tokens;
+  record.arrived = loop_.now();
+  book_.add(std::move(record));
+  post(std::move(event));
+}
+
+void Engine::post(controlplane::Event event) {
+  events_.push_back(std::move(event));
+  schedule_turn();
+}
+
+void Engine::schedule_turn() {
+  if (std::exchange(turn_scheduled_, true)) return;
+  loop_.defer([this] { turn(); });
+}
+
+void Engine::turn() {
+  turn_scheduled_ = false;
+  while (!events_.empty()) {
+    const auto events = std::exchange(events_, {});
+    for (const auto& event : events) {
+      const auto* cancel = std::get_if<controlplane::CancelRequested>(&event);
+      if (cancel == nullptr) continue;
+      if (RequestRecord* record = book_.find(cancel->request)) record->stored = stored(cancel->request);
+    }
+    dispatch(plane_.handle(loop_.now(), events));
+  }
+  plan_ahead();
+}
+
+StoredBytes Engine::stored(RequestId id) const {
+  const auto snapshot = plane_.request(id);
+  return snapshot ? snapshot->stored_bytes : StoredBytes{};
+}
+
+void Engine::dispatch(const std::vector<controlplane::Notice>& notices) {
+  for (const controlplane::Notice& notice : notices) {
+    if (const auto* token = std::get_if<controlplane::TokenNotice>(&notice)) {
+      RequestRecord* record = book_.find(token->request);
+      if (record != nullptr && !record->first_token) record->first_token = loop_.now();
+      if (record != nullptr) record->completion_tokens = token->index + 1;
+      listener_.token(*token);
+    } else if (const auto* prefill = std::get_if<controlplane::PrefillNotice>(&notice)) {
+      listener_.prefill(*prefill);
+    } else if (const auto* finished = std::get_if<controlplane::FinishedNotice>(&notice)) {
+      book_.finish(finished->request, *finished, loop_.now());
+      const RequestRecord* record = book_.find(finished->request);
+      CHECK(record != nullptr, "request ", number(finished->request), " has no record");
+      listener_.finished(*finished, *record);
+    } else if (const auto* regrouped = std::get_if<controlplane::RegroupedNotice>(&notice)) {
+      listener_.regrouped(*regrouped);
+    }
+  }
+}
+
+// ---- plans --------------------------------------------------------------------------------------------------
+
+void Engine::plan_ahead() {
+  if (!epoch_) return;
+  while (auto plan = plane_.next_plan(loop_.now())) {
+    for (const controlplane::TableWrite& write : plan->table_writes) apply(write);
+    plan->table_writes.clear();
+    InFlight flight;
+    flight.bytes = plan_bytes(*plan);
+    flight.allowance = step_allowance(*plan, hang_deadline_);
+    flight.plan = std::move(*plan);
+    book_.planned(flight.plan, loop_.now());
+    if (auto written = recorder_.write(flight.bytes); !written) {
+      log_.error("recording_stopped", {{"reason", written.error().text()}});
+    }
+    in_flight_.push_back(std::move(flight));
+    publish(in_flight_.back());
+  }
+}
+
+void Engine::apply(const controlplane::TableWrite& write) {
+  const auto table = control_.table(write.table);
+  CHECK_LE(write.first_block + static_cast<int64_t>(write.blocks.size()), static_cast<int64_t>(table.size()));
+  for (size_t i = 0; i < write.blocks.size(); ++i) {
+    auto& entry = table[static_cast<size_t>(write.first_block) + i];
+    for (size_t stream = 0; stream < kv::kStreams; ++stream) {
+      std::copy(write.blocks[i].page[stream].begin(), write.blocks[i].page[stream].end(), entry.page[stream]);
+    }
+  }
+  control_.set_table_version(write.table, write.version);
+}
+
+void Engine::publish(InFlight& flight) {
+  flight.published = loop_.now();
+  control_.publish_plan(*epoch_, std::as_bytes(std::span(flight.bytes.data(), flight.bytes.size())));
+}
+
+void Engine::epoch_began(Epoch epoch) {
+  collect();  // what an earlier epoch still left counts
+  while (!in_flight_.empty() && in_flight_.front().lost_epochs >= kLostEpochsMax) {
+    log_.error("plans_abandoned", {{"step", number(in_flight_.front().plan.step)},
+                                   {"plans", static_cast<uint64_t>(in_flight_.size())}});
+    in_flight_.clear();
+    post(controlplane::PlansAbandoned{});
+  }
+  epoch_ = epoch;
+  for (InFlight& flight : in_flight_) {
+    for (auto& result : flight.results) {
+      // Every rank has to report again: a rank whose old report stood could still be writing in its repeat.
+      if (result) {
+        for (const wire::SampledToken& sample : result->samples()) {
+          if (!sample.not_finite()) flight.drawn.emplace_back(sample.sample_index(), sample.token());
+        }
+      }
+      result.reset();
+    }
+    ++metrics_.repeated_plans;
+    log_.info("plan_repeated", {{"step", number(flight.plan.step)}, {"epoch", number(epoch)}});
+    publish(flight);
+  }
+  schedule_turn();
+}
+
+void Engine::epoch_lost() {
+  epoch_.reset();
+  collect();
+  if (!in_flight_.empty()) ++in_flight_.front().lost_epochs;
+}
+
+// ---- results --------------------------------------------------------------------------------------------------
+
+bool Engine::InFlight::done(int rank_count) const {
+  return std::all_of(results.begin(), results.begin() + rank_count, [](const auto& r) { return r.has_value(); });
+}
+
+void Engine::collect() {
+  for (int rank = 0; rank < ranks(); ++rank) {
+    while (auto bytes = control_.take_result(rank)) {
+      if (!accept(rank, *bytes)) {
+        listener_.rank_hung(rank, "reported a result that makes no sense");
+        break;
+      }
+    }
+  }
+  finish_done_steps();
+}
+
+// False: the worker broke its contract.
+bool Engine::accept(int rank, const std::vector<std::byte>& bytes) {
+  wire::StepResult result;
+  if (bytes.empty() || !result.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return false;
+  if (result.rank() != static_cast<uint32_t>(rank)) return false;
+  const auto flight = std::find_if(in_flight_.begin(), in_flight_.end(), [&](const InFlight& candidate) {
+    return number(candidate.plan.step) == result.step();
+  });
+  if (flight == in_flight_.end()) return true;  // of an abandoned plan, or late after all ranks had reported
+  const auto spans = static_cast<uint32_t>(flight->plan.spans.size());
+  for (const wire::SampledToken& sample : result.samples()) {
+    if (sample.span() >= spans) return false;
+  }
+  for (const wire::SpanMeter& meter : result.meters()) {
+    if ((meter.span() >= spans && meter.span() != kNoSpan) || meter.crossed_size() > kv::kCrossKinds) return false;
+  }
+  compare_with_earlier_attempts(*flight, result);
+  flight->results[static_cast<size_t>(rank)] = std::move(result);
+  return true;
+}
+
+void Engine::compare_with_earlier_attempts(const InFlight& flight, const wire::StepResult& result) {
+  for (const wire::SampledToken& sample : result.samples()) {
+    for (const auto& [index, token] : flight.drawn) {
+      if (index != sample.sample_index() || token == sample.token()) continue;
+      ++metrics_.token_mismatches;
+      log_.error("repeat_differs", {{"step", result.step()},
+                                    {"sample", sample.sample_index()},
+                                    {"before", token},
+                                    {"now", sample.token()}});
+    }
+  }
+}
+
+void Engine::finish_done_steps() {
+  while (!in_flight_.empty() && in_flight_.front().done(ranks())) {
+    InFlight flight = std::move(in_flight_.front());
+    in_flight_.pop_front();
+    finish_step(flight);
+  }
+}
+
+void Engine::finish_step(InFlight& flight) {
+  ++metrics_.steps;
+  meter(flight);
+  book_.step_done(flight.plan, loop_.now() - flight.published);
+  // Before the notices: the step's digests belong to requests that its tokens may end.
+  for (int rank = 0; rank < ranks(); ++rank) {
+    for (const wire::Digest& digest : flight.results[static_cast<size_t>(rank)]->digests()) {
+      listener_.digest(RequestId{digest.request()}, static_cast<int64_t>(digest.position()), digest.sha256());
+    }
+  }
+  note_stored_of_ending(flight);
+  for (int rank = 0; rank < ranks(); ++rank) {
+    controlplane::StepAcknowledged event{flight.plan.step, rank, {}};
+    for (const wire::SampledToken& sample : flight.results[static_cast<size_t>(rank)]->samples()) {
+      event.samples.push_back({flight.plan.spans[sample.span()].request, sample.sample_index(), sample.token(),
+                               sample.not_finite()});
+    }
+    events_.emplace_back(std::move(event));
+  }
+  turn();
+}
+
+void Engine::meter(const InFlight& flight) {
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const wire::StepResult& result = *flight.results[static_cast<size_t>(rank)];
+    auto& own = metrics_.ranks[static_cast<size_t>(rank)];
+    ++own.steps;
+    own.compute_ns += result.compute_ns();
+    own.wait_ns += result.wait_ns();
+    for (const wire::SpanMeter& line : result.meters()) {
+      kv::CrossedBytes bytes;
+      for (int kind = 0; kind < line.crossed_size(); ++kind) {
+        bytes.by_kind[static_cast<size_t>(kind)] = static_cast<int64_t>(line.crossed(kind));
+      }
+      metrics_.crossed += bytes;
+      const controlplane::Span* span = line.span() == kNoSpan ? nullptr : &flight.plan.spans[line.span()];
+      book_.crossed(span != nullptr ? span->request : RequestId{line.request()}, span, bytes);
+    }
+  }
+}
+
+// A finished request has given its pages back when its notice comes: look while it still has them.
+void Engine::note_stored_of_ending(const InFlight& flight) {
+  for (int rank = 0; rank < ranks(); ++rank) {
+    for (const wire::SampledToken& sample : flight.results[static_cast<size_t>(rank)]->samples()) {
+      const RequestId id = flight.plan.spans[sample.span()].request;
+      RequestRecord* record = book_.find(id);
+      if (record == nullptr || record->ended) continue;
+      const auto& stop = record->stop_tokens;
+      const bool ends = sample.not_finite() || record->completion_tokens + 1 >= record->max_tokens ||
+                        std::find(stop.begin(), stop.end(), sample.token()) != stop.end();
+      if (ends) record->stored = stored(id);
+    }
+  }
+}
+
+// ---- watching ---------------------------------------------------------------------------------------------------
+
+void Engine::look() {
+  std::array<RankProgress, kMaxRanks> progress;
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const kv::RankState& state = control_.rank_state(rank);
+    constexpr auto kRelaxed = std::memory_order_relaxed;
+    progress[static_cast<size_t>(rank)] = {state.heartbeat.load(kRelaxed),   state.step_low.load(kRelaxed),
+                                           state.layer.load(kRelaxed),       state.exchange.load(kRelaxed),
+                                           state.waiting_for.load(kRelaxed), state.results_written.load(kRelaxed)};
+  }
+  std::optional<Duration> allowance;
+  if (epoch_ && !in_flight_.empty()) allowance = in_flight_.front().allowance;
+  const RankMask hung = watchdog_.look(loop_.now(), std::span(progress.data(), static_cast<size_t>(ranks())),
+                                       beating ? beating() : 0, allowance);
+  for (int rank = 0; rank < ranks(); ++rank) {
+    if (holds(hung, rank)) listener_.rank_hung(rank, "shows no progress");
+  }
+}
+
+}  // namespace weft::daemon

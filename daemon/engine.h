@@ -1,0 +1,123 @@
+// Runs the control plane against the workers: events in, plans out, results back.
+//
+// Owns the control plane, the plans in flight and the request book. A step is *done* when every rank has reported it
+// in the present epoch; its effects are taken then, in order of steps. When an epoch is lost, results that still
+// arrive count; what is not done when the next epoch begins is published again, the same bytes. A repeat that
+// draws another token than an earlier attempt reported is our bug: logged and counted. A plan that was lost with two epochs is abandoned: the
+// control plane then retries its sequences one at a time.
+//
+// Callers post events; they are handled in the next turn, never inside of post(). Loop thread only.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "controlplane/control_plane.h"
+#include "daemon/event_log.h"
+#include "daemon/loop.h"
+#include "daemon/plan_recorder.h"
+#include "daemon/request_book.h"
+#include "daemon/watchdog.h"
+#include "kv/control_arena.h"
+#include "proto/worker.pb.h"
+
+namespace weft::daemon {
+
+class EngineListener {
+ public:
+  virtual ~EngineListener() = default;
+  virtual void token(const controlplane::TokenNotice& notice) = 0;
+  virtual void prefill(const controlplane::PrefillNotice& notice) = 0;
+  virtual void digest(RequestId request, int64_t position, const std::string& sha256) = 0;
+  virtual void finished(const controlplane::FinishedNotice& notice, const RequestRecord& record) = 0;
+  virtual void regrouped(const controlplane::RegroupedNotice& notice) = 0;
+  // A worker broke its contract or does not move.
+  virtual void rank_hung(int rank, const std::string& why) = 0;
+};
+
+struct EngineMetrics {
+  uint64_t steps = 0;             // done
+  uint64_t repeated_plans = 0;
+  uint64_t token_mismatches = 0;  // our bug, see above
+  kv::CrossedBytes crossed;
+  struct Rank {
+    uint64_t steps = 0, compute_ns = 0, wait_ns = 0;
+  };
+  std::array<Rank, kMaxRanks> ranks{};
+};
+
+class Engine {
+ public:
+  Engine(Loop& loop, const EventLog& log, const controlplane::Limits& limits, kv::ControlArena& control, int results_fd,
+         Duration hang_deadline, Duration heartbeat_deadline, std::string record_folder, EngineListener& listener);
+
+  // ---- requests
+  void arrive(controlplane::RequestArrived event);
+  void post(controlplane::Event event);
+
+  // ---- workers
+  void epoch_began(Epoch epoch);
+  void epoch_lost();
+  void worker_started(int rank) { watchdog_.forget(rank); }
+  // Which ranks must show a heartbeat; asked at every look.
+  std::function<RankMask()> beating;
+
+  // ---- queries
+  const controlplane::ControlPlane& plane() const { return plane_; }
+  const RequestBook& book() const { return book_; }
+  const EngineMetrics& metrics() const { return metrics_; }
+  StoredBytes stored(RequestId id) const;
+  PlanRecorder& recorder() { return recorder_; }
+
+ private:
+  struct InFlight {
+    controlplane::Plan plan;  // without table writes: they are applied
+    std::string bytes;
+    Duration allowance{};
+    Time published{};
+    int lost_epochs = 0;
+    std::array<std::optional<wire::StepResult>, kMaxRanks> results;
+    std::vector<std::pair<uint32_t, uint32_t>> drawn;  // (sample index, token) of earlier attempts
+    bool done(int rank_count) const;
+  };
+
+  void schedule_turn();
+  void turn();
+  void dispatch(const std::vector<controlplane::Notice>& notices);
+  void plan_ahead();
+  void apply(const controlplane::TableWrite& write);
+  void publish(InFlight& flight);
+  void collect();
+  bool accept(int rank, const std::vector<std::byte>& bytes);
+  void compare_with_earlier_attempts(const InFlight& flight, const wire::StepResult& result);
+  void finish_done_steps();
+  void finish_step(InFlight& flight);
+  void meter(const InFlight& flight);
+  void note_stored_of_ending(const InFlight& flight);
+  void look();
+  int ranks() const { return plane_.limits().rank_count; }
+
+  Loop& loop_;
+  const EventLog& log_;
+  EngineListener& listener_;
+  kv::ControlArena& control_;
+  int results_fd_;
+  Duration hang_deadline_;
+  controlplane::ControlPlane plane_;
+  RequestBook book_;
+  EngineMetrics metrics_;
+  PlanRecorder recorder_;
+  Watchdog watchdog_;
+  std::optional<Epoch> epoch_;  // empty: no epoch runs
+  std::vector<controlplane::Event> events_;
+  std::deque<InFlight> in_flight_;
+  bool turn_scheduled_ = false;
+  Watch results_watch_;
+  Timer look_timer_;
+};
+
+}  // namespace weft::daemon

@@ -1,0 +1,71 @@
+// What the daemon remembers of each request beside the control plane: times, steps, bytes, how it ended.
+//
+// Fed by the engine; read for replies, status and explain. Keeps running requests and the last kFinishedKept finished
+// ones. No clock: times are passed in. Loop thread only.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "controlplane/plan.h"
+#include "kv/meter.h"
+#include "proto/client.pb.h"
+#include "proto/control.pb.h"
+#include "proto/vocab/clock.h"
+#include "proto/vocab/ids.h"
+
+namespace weft::daemon {
+
+using StoredBytes = std::array<std::array<int64_t, kMaxRanks>, kv::kStreams>;  // [stream][rank]
+
+struct RequestRecord {
+  RequestId id{};
+  controlplane::GroupingWish wish;
+  int64_t prompt_tokens = 0, max_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+  std::vector<uint32_t> stop_tokens;
+  Time arrived{};
+  std::optional<Time> first_planned, first_token, ended;
+  int64_t prefill_steps = 0, decode_steps = 0;
+  kv::CrossedBytes prefill_crossed, decode_crossed;
+  int64_t switch_bytes = 0;   // copies between the last prefill step and the end of the first decode step
+  int64_t regroup_bytes = 0;  // copies for it, all told
+  int64_t regroups = 0;
+  bool decode_step_done = false;
+  int64_t last_step_ns = 0;   // of its latest decode step
+  std::optional<StoredBytes> stored;  // when it ended
+  std::string outcome;                // finish_reason_name; empty while it runs
+};
+
+class RequestBook {
+ public:
+  static constexpr size_t kFinishedKept = 256;
+
+  RequestRecord& add(RequestRecord record);
+  RequestRecord* find(RequestId id);  // running or finished
+  const RequestRecord* find(RequestId id) const { return const_cast<RequestBook*>(this)->find(id); }
+  void finish(RequestId id, const controlplane::FinishedNotice& notice, Time now);
+
+  // A plan is given out: queueing ends with the first, and steps are counted.
+  void planned(const controlplane::Plan& plan, Time now);
+  // Bytes that a step moved into all ranks together, for one span (or for its copies: span empty).
+  void crossed(RequestId id, const controlplane::Span* span, const kv::CrossedBytes& bytes);
+  void step_done(const controlplane::Plan& plan, Duration took);
+
+  const std::map<RequestId, RequestRecord>& running() const { return running_; }
+  const std::deque<RequestRecord>& finished() const { return finished_; }  // oldest first
+
+ private:
+  std::map<RequestId, RequestRecord> running_;
+  std::deque<RequestRecord> finished_;
+};
+
+void fill_crossed(const kv::CrossedBytes& from, wire::Crossed* to);
+void fill_stored(const StoredBytes& from, int rank_count, google::protobuf::RepeatedPtrField<wire::RankStored>* to);
+// Times of phases that are not over count up to `now`.
+void fill_trace(const RequestRecord& record, const StoredBytes& stored, int rank_count, Time now, wire::Trace* to);
+
+}  // namespace weft::daemon

@@ -1,0 +1,92 @@
+#include "daemon/sizing.h"
+
+#include <algorithm>
+
+#include "proto/vocab/units.h"
+
+namespace weft::daemon {
+namespace {
+
+Error bad(const char* option, std::string message) {
+  return error(ErrorCode::kInvalidArgument, std::move(message), std::string("--") + option);
+}
+
+kv::CacheGeometry geometry_of(const Options& options, const wire::ModelDescription& model) {
+  kv::CacheGeometry geometry;
+  geometry.block_tokens = options.block_tokens;
+  geometry.streams[0] = {static_cast<int64_t>(model.layers()), static_cast<int64_t>(model.entry_bytes())};
+  geometry.streams[1] = {static_cast<int64_t>(model.index_layers()), static_cast<int64_t>(model.index_key_bytes())};
+  return geometry;
+}
+
+// The same number of pages for both streams: as many blocks as the room holds with everything in one place.
+Result<kv::PoolPages> pool_pages(const Options& options, const kv::CacheGeometry& geometry) {
+  const int64_t block_bytes =
+      geometry.page_bytes(kv::Stream::kEntries) + geometry.page_bytes(kv::Stream::kIndexKeys);
+  int64_t blocks = ceil_div(options.pool_tokens, options.block_tokens);
+  if (options.pool_tokens == 0) {
+    blocks = options.pool_bytes / block_bytes;
+    if (blocks < 1) {
+      return bad("pool-bytes", human_bytes(options.pool_bytes) + " do not hold one block of " +
+                                   human_bytes(block_bytes));
+    }
+  }
+  if (blocks >= static_cast<int64_t>(number(kNoPage))) return bad("pool-bytes", "more than 2^32 pages");
+  return kv::PoolPages{blocks, geometry.page_bytes(kv::Stream::kIndexKeys) > 0 ? blocks : 0};
+}
+
+kv::ControlLimits control_limits(const controlplane::Limits& limits) {
+  kv::ControlLimits control;
+  control.rank_count = limits.rank_count;
+  control.block_tokens = limits.geometry.block_tokens;
+  control.table_count = limits.table_count;
+  control.table_blocks = limits.table_blocks();
+  control.max_samples = limits.max_samples;
+  // Upper bounds of the serialised messages: a span's fixed fields are below 160 bytes, a token 5, a copy 40; a
+  // sample is below 32, a digest 64, a span's meter 128 bytes. Untouched pages of a ring cost nothing.
+  const int64_t spans = limits.max_samples + limits.max_running;
+  control.plan_bytes_max = 4096 + spans * 160 + limits.max_step_rows * 5 + limits.max_copies() * 40;
+  control.result_bytes_max =
+      4096 + limits.max_samples * 32 + limits.max_step_rows * 64 + (spans + limits.max_running) * 128;
+  return control;
+}
+
+}  // namespace
+
+Result<Sizing> size_everything(const Options& options, const wire::ModelDescription& model) {
+  Sizing sizing;
+  const auto model_context = static_cast<int64_t>(model.max_context());
+  if (options.max_context > model_context) {
+    return bad("max-context", std::to_string(options.max_context) + " is beyond the model's own " +
+                                  std::to_string(model_context));
+  }
+  controlplane::Limits& limits = sizing.limits;
+  limits.rank_count = options.workers;
+  limits.geometry = geometry_of(options, model);
+  limits.max_context = options.max_context > 0 ? options.max_context : model_context;
+  limits.max_running = options.max_running;
+  limits.max_waiting = options.max_waiting;
+  limits.max_step_rows = options.max_step_rows;
+  limits.max_samples = options.max_running;
+  // Two for a sequence that changes its table, and as many again for those whose old table waits for acknowledgements.
+  limits.table_count = 3 * options.max_running;
+  TRY(const kv::PoolPages pages, pool_pages(options, limits.geometry));
+  limits.pool_pages.assign(static_cast<size_t>(options.workers), {pages.entries, pages.index_keys});
+  TRY_VOID(controlplane::validate(limits));
+
+  sizing.arenas.control = control_limits(limits);
+  sizing.arenas.weight_bytes = static_cast<int64_t>(model.weight_arena_bytes());
+  sizing.arenas.mailbox_bytes = static_cast<int64_t>(model.mailbox_bytes());
+  sizing.arenas.geometry = limits.geometry;
+  sizing.arenas.pool_pages.assign(static_cast<size_t>(options.workers), pages);
+
+  sizing.model.name = options.model_name;
+  sizing.model.model_type = model.model_type();
+  sizing.model.vocabulary = static_cast<int64_t>(model.vocabulary());
+  sizing.model.max_context = limits.max_context;
+  sizing.model.eos_tokens.assign(model.eos_tokens().begin(), model.eos_tokens().end());
+  sizing.cache_format = std::string(dtype_name(options.cache_dtype)) + "/" + std::to_string(options.block_tokens);
+  return sizing;
+}
+
+}  // namespace weft::daemon
