@@ -25,6 +25,7 @@ struct GroupingWish {
   kv::Split prefill = kv::Split::kZigzag;
   kv::DecodeWish decode;
   kv::IndexKind index = kv::IndexKind::kCopied;
+  friend bool operator==(const GroupingWish&, const GroupingWish&) = default;
 };
 
 // Already checked by the shell for syntax and ranges; the control plane checks what only it can know

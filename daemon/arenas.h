@@ -33,7 +33,8 @@ class Arenas {
   std::vector<int> descriptors() const;
 
  private:
-  Arenas(ArenaSizes sizes, kv::ControlArena control) : sizes_(std::move(sizes)), control_(std::move(control)) {}
+  Arenas(ArenaSizes sizes, kv::ControlArena control)
+      : sizes_(std::move(sizes)), control_(std::move(control)) {}
   ArenaSizes sizes_;
   kv::ControlArena control_;
   kv::Descriptor control_fd_, weights_, results_;

@@ -25,8 +25,8 @@ class Frame {
   std::string_view view() {
     return {static_cast<const char*>(zmq_msg_data(&message_)), zmq_msg_size(&message_)};
   }
-  // The descriptor of the connection it came by. Deprecated in ZeroMQ for use with other system calls; as a key it
-  // is the only link between a message and the monitor's events.
+  // The descriptor of the connection it came by. Deprecated in ZeroMQ for use with other system calls; as a
+  // key it is the only link between a message and the monitor's events.
   int descriptor() { return zmq_msg_get(&message_, ZMQ_SRCFD); }
 
  private:
@@ -74,7 +74,8 @@ struct ClientEndpoint::Sockets {
 
 Result<std::unique_ptr<ClientEndpoint>> ClientEndpoint::bind(Loop& loop, const EventLog& log,
                                                              const std::string& address,
-                                                             const ClientEndpointLimits& limits, Listener& listener) {
+                                                             const ClientEndpointLimits& limits,
+                                                             Listener& listener) {
   // ZeroMQ would silently take a path that another process listens at.
   constexpr std::string_view kIpc = "ipc://";
   if (address.rfind(kIpc, 0) == 0) {
@@ -89,7 +90,8 @@ Result<std::unique_ptr<ClientEndpoint>> ClientEndpoint::bind(Loop& loop, const E
   set(sockets->router, ZMQ_HEARTBEAT_IVL, 5'000);
   set(sockets->router, ZMQ_HEARTBEAT_TIMEOUT, 30'000);
   zmq_setsockopt(sockets->router, ZMQ_MAXMSGSIZE, &limits.frame_bytes, sizeof limits.frame_bytes);
-  if (zmq_socket_monitor(sockets->router, kMonitorAddress, ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED) != 0 ||
+  if (zmq_socket_monitor(sockets->router, kMonitorAddress, ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED) !=
+          0 ||
       zmq_connect(sockets->monitor, kMonitorAddress) != 0) {
     return error(ErrorCode::kIo, std::string("cannot watch the client socket: ") + zmq_strerror(zmq_errno()));
   }
@@ -97,17 +99,20 @@ Result<std::unique_ptr<ClientEndpoint>> ClientEndpoint::bind(Loop& loop, const E
   return std::unique_ptr<ClientEndpoint>(new ClientEndpoint(loop, log, listener, std::move(sockets)));
 }
 
-ClientEndpoint::ClientEndpoint(Loop& loop, const EventLog& log, Listener& listener, std::unique_ptr<Sockets> sockets)
+ClientEndpoint::ClientEndpoint(Loop& loop, const EventLog& log, Listener& listener,
+                               std::unique_ptr<Sockets> sockets)
     : log_(log), listener_(listener), sockets_(std::move(sockets)) {
   char bound[512];
   size_t size = sizeof bound;
-  if (zmq_getsockopt(sockets_->router, ZMQ_LAST_ENDPOINT, bound, &size) == 0) address_.assign(bound, size - 1);
+  if (zmq_getsockopt(sockets_->router, ZMQ_LAST_ENDPOINT, bound, &size) == 0)
+    address_.assign(bound, size - 1);
   // The watches only wake the loop; the work is done in turn().
   router_watch_ = std::make_unique<Watch>(loop, descriptor_of(sockets_->router), [](int) {});
   monitor_watch_ = std::make_unique<Watch>(loop, descriptor_of(sockets_->monitor), [](int) {});
   router_watch_->start(kReadable);
   monitor_watch_->start(kReadable);
-  hook_ = std::make_unique<TurnHook>(loop, [this] { return busy(); }, [this] { turn(); });
+  hook_ = std::make_unique<TurnHook>(
+      loop, [this] { return busy(); }, [this] { turn(); });
 }
 
 ClientEndpoint::~ClientEndpoint() {
@@ -155,8 +160,9 @@ bool ClientEndpoint::take_message() {
   return true;
 }
 
-// Before a new peer is entered under its descriptor, all older events are read: a descriptor's former owner has been
-// told gone before its number was given again, so no departure can hit the wrong peer. (One I/O thread emits both.)
+// Before a new peer is entered under its descriptor, all older events are read: a descriptor's former owner
+// has been told gone before its number was given again, so no departure can hit the wrong peer. (One I/O
+// thread emits both.)
 void ClientEndpoint::remember(const ClientIdentity& client, int descriptor) {
   const auto known = known_.find(client);
   if (descriptor < 0 || (known != known_.end() && known->second == descriptor)) return;

@@ -1,9 +1,10 @@
 // The ZeroMQ ROUTER that clients talk to: frames in, frames out, and who is gone.
 //
-// Knows nothing of requests. A message is the peer's identity and one frame; anything else is told as a bad frame.
-// Frames beyond the limit never arrive: ZeroMQ drops the connection. send() never waits: a peer whose queue is full
-// says kFull, one that has left says kGone. Departures are also announced: the socket's monitor reports the closed
-// descriptor, and every message tells which descriptor its peer came by. ZeroMQ heartbeats find dead hosts.
+// Knows nothing of requests. A message is the peer's identity and one frame; anything else is told as a bad
+// frame. Frames beyond the limit never arrive: ZeroMQ drops the connection. send() never waits: a peer whose
+// queue is full says kFull, one that has left says kGone. Departures are also announced: the socket's monitor
+// reports the closed descriptor, and every message tells which descriptor its peer came by. ZeroMQ heartbeats
+// find dead hosts.
 //
 // The descriptor of a ZeroMQ socket is edge triggered, so its events are asked for in every turn of the loop.
 // Loop thread only; ZeroMQ's own thread does the I/O.
@@ -42,7 +43,8 @@ class ClientEndpoint {
   enum class Sent : uint8_t { kSent, kFull, kGone };
 
   // kFailedPrecondition: the address is in use. kIo, kInvalidArgument: it cannot be bound.
-  static Result<std::unique_ptr<ClientEndpoint>> bind(Loop& loop, const EventLog& log, const std::string& address,
+  static Result<std::unique_ptr<ClientEndpoint>> bind(Loop& loop, const EventLog& log,
+                                                      const std::string& address,
                                                       const ClientEndpointLimits& limits, Listener& listener);
   ~ClientEndpoint();
 

@@ -65,11 +65,9 @@ struct ClientService::Prompt {
 
 ClientService::ClientService(Loop& loop, const EventLog& log, Duration stall_limit,
                              const controlplane::GroupingWish& defaults)
-    : loop_(loop),
-      log_(log),
-      stall_limit_(stall_limit),
-      defaults_(defaults),
-      blocked_timer_(loop, [this] { look_after_blocked(); }) {}
+    : loop_(loop), log_(log), stall_limit_(stall_limit), defaults_(defaults), blocked_timer_(loop, [this] {
+        look_after_blocked();
+      }) {}
 
 ClientService::~ClientService() = default;
 
@@ -103,7 +101,8 @@ void ClientService::stop() {
   blocked_timer_.stop();
 }
 
-// ---- frames --------------------------------------------------------------------------------------------------
+// ---- frames
+// --------------------------------------------------------------------------------------------------
 
 void ClientService::client_frame(const ClientIdentity& client, std::string_view frame) {
   wire::ClientRequest request;
@@ -111,9 +110,10 @@ void ClientService::client_frame(const ClientIdentity& client, std::string_view 
     return send_error(client, 0, error(ErrorCode::kBadMessage, "the frame is no ClientRequest"));
   }
   if (request.version() != 1) {
-    return send_error(client, request.tag(),
-                      error(ErrorCode::kBadMessage, "protocol version " + std::to_string(request.version()) +
-                                                        "; this daemon speaks 1", "version"));
+    return send_error(
+        client, request.tag(),
+        error(ErrorCode::kBadMessage,
+              "protocol version " + std::to_string(request.version()) + "; this daemon speaks 1", "version"));
   }
   if (stopping_ || engine_ == nullptr) {
     return send_error(client, request.tag(),
@@ -121,12 +121,18 @@ void ClientService::client_frame(const ClientIdentity& client, std::string_view 
                             stopping_ ? "the daemon is stopping" : "the model is still being loaded"));
   }
   switch (request.body_case()) {
-    case wire::ClientRequest::kGenerate: return generate(client, request.tag(), request.generate());
-    case wire::ClientRequest::kCancel: return cancel(client, request.tag(), request.cancel());
-    case wire::ClientRequest::kListModels: return list_models(client, request.tag());
-    case wire::ClientRequest::kTokenize: return tokenize(client, request.tag(), request.tokenize());
-    case wire::ClientRequest::kCredit: return credit(client, request.tag(), request.credit());
-    case wire::ClientRequest::BODY_NOT_SET: break;
+    case wire::ClientRequest::kGenerate:
+      return generate(client, request.tag(), request.generate());
+    case wire::ClientRequest::kCancel:
+      return cancel(client, request.tag(), request.cancel());
+    case wire::ClientRequest::kListModels:
+      return list_models(client, request.tag());
+    case wire::ClientRequest::kTokenize:
+      return tokenize(client, request.tag(), request.tokenize());
+    case wire::ClientRequest::kCredit:
+      return credit(client, request.tag(), request.credit());
+    case wire::ClientRequest::BODY_NOT_SET:
+      break;
   }
   send_error(client, request.tag(), error(ErrorCode::kBadMessage, "the request is empty or unknown"));
 }
@@ -149,18 +155,22 @@ void ClientService::client_gone(const ClientIdentity& client) {
   }
 }
 
-// ---- requests ------------------------------------------------------------------------------------------------
+// ---- requests
+// ------------------------------------------------------------------------------------------------
 
-void ClientService::generate(const ClientIdentity& client, uint64_t tag, const wire::GenerateRequest& request) {
+void ClientService::generate(const ClientIdentity& client, uint64_t tag,
+                             const wire::GenerateRequest& request) {
   auto checked = validate_request(request, model_, defaults_, engine_->plane().limits().rank_count);
   if (!checked) {
     Error failure = checked.error();
-    if (failure.code == ErrorCode::kUnsupported && !no_tokenizer_.empty()) failure.message += " (" + no_tokenizer_ + ")";
+    if (failure.code == ErrorCode::kUnsupported && !no_tokenizer_.empty())
+      failure.message += " (" + no_tokenizer_ + ")";
     return send_error(client, tag, failure);
   }
   if (prompts_.size() >= kPromptsMax) {
-    return send_error(client, tag, error(ErrorCode::kResourceExhausted,
-                                         std::to_string(kPromptsMax) + " prompts are being tokenized"));
+    return send_error(
+        client, tag,
+        error(ErrorCode::kResourceExhausted, std::to_string(kPromptsMax) + " prompts are being tokenized"));
   }
   auto prompt = std::make_shared<Prompt>();
   prompt->client = client;
@@ -188,9 +198,17 @@ void ClientService::generate(const ClientIdentity& client, uint64_t tag, const w
 void ClientService::submit(Prompt& prompt) {
   if (!prompt.outcome) return send_error(prompt.client, prompt.tag, prompt.outcome.error());
   const RequestId id{next_request_++};
-  auto transport = [this, client = prompt.client](const std::string& frame) { return endpoint_->send(client, frame); };
-  requests_.emplace(id, new Request{prompt.client, prompt.tag, Stream(std::move(transport), prompt.checked.credit),
-                                    {}, false, {}, {}, {}});
+  auto transport = [this, client = prompt.client](const std::string& frame) {
+    return endpoint_->send(client, frame);
+  };
+  requests_.emplace(id, new Request{prompt.client,
+                                    prompt.tag,
+                                    Stream(std::move(transport), prompt.checked.credit),
+                                    {},
+                                    false,
+                                    {},
+                                    {},
+                                    {}});
   by_client_[prompt.client].insert(id);
 
   controlplane::RequestArrived event;
@@ -219,9 +237,10 @@ void ClientService::submit(Prompt& prompt) {
 
 void ClientService::cancel(const ClientIdentity& client, uint64_t tag, const wire::CancelRequest& request) {
   if (find(client, request.request()) == nullptr) {
-    return send_error(client, tag, error(ErrorCode::kNotFound, "no running request " +
-                                                                   std::to_string(request.request()) + " of yours",
-                                         "request"));
+    return send_error(
+        client, tag,
+        error(ErrorCode::kNotFound, "no running request " + std::to_string(request.request()) + " of yours",
+              "request"));
   }
   engine_->post(controlplane::CancelRequested{RequestId{request.request()}});
   wire::ClientReply reply = reply_to(tag);
@@ -240,10 +259,13 @@ void ClientService::list_models(const ClientIdentity& client, uint64_t tag) {
   send(client, reply);
 }
 
-void ClientService::tokenize(const ClientIdentity& client, uint64_t tag, const wire::TokenizeRequest& request) {
-  if (auto known = validate_model(request.model(), model_); !known) return send_error(client, tag, known.error());
+void ClientService::tokenize(const ClientIdentity& client, uint64_t tag,
+                             const wire::TokenizeRequest& request) {
+  if (auto known = validate_model(request.model(), model_); !known)
+    return send_error(client, tag, known.error());
   if (tokenizer_ == nullptr) {
-    return send_error(client, tag, error(ErrorCode::kUnsupported, "the model has no usable tokenizer: " + no_tokenizer_));
+    return send_error(client, tag,
+                      error(ErrorCode::kUnsupported, "the model has no usable tokenizer: " + no_tokenizer_));
   }
   auto prompt = std::make_shared<Prompt>();
   prompt->client = client;
@@ -267,15 +289,17 @@ void ClientService::tokenize(const ClientIdentity& client, uint64_t tag, const w
 void ClientService::credit(const ClientIdentity& client, uint64_t tag, const wire::CreditRequest& request) {
   Request* own = find(client, request.request());
   if (own == nullptr) {
-    return send_error(client, tag, error(ErrorCode::kNotFound, "no running request " +
-                                                                   std::to_string(request.request()) + " of yours",
-                                         "request"));
+    return send_error(
+        client, tag,
+        error(ErrorCode::kNotFound, "no running request " + std::to_string(request.request()) + " of yours",
+              "request"));
   }
   own->stream.grant(request.tokens());
   settle(RequestId{request.request()}, own->stream.flush(loop_.now()));
 }
 
-// ---- notices --------------------------------------------------------------------------------------------------
+// ---- notices
+// --------------------------------------------------------------------------------------------------
 
 void ClientService::token(const controlplane::TokenNotice& notice) {
   const auto found = requests_.find(notice.request);
@@ -317,13 +341,14 @@ void ClientService::digest(RequestId id, int64_t position, const std::string& sh
 }
 
 void ClientService::finished(const controlplane::FinishedNotice& notice, const RequestRecord& record) {
-  log_.info("request_finished", {{"request", number(notice.request)},
-                                 {"reason", controlplane::finish_reason_name(notice.reason)},
-                                 {"error", notice.reason == controlplane::FinishReason::kError ? notice.error.text() : ""},
-                                 {"prompt_tokens", notice.prompt_tokens},
-                                 {"cached_tokens", notice.cached_tokens},
-                                 {"completion_tokens", notice.completion_tokens},
-                                 {"seconds", seconds(loop_.now() - record.arrived)}});
+  log_.info("request_finished",
+            {{"request", number(notice.request)},
+             {"reason", controlplane::finish_reason_name(notice.reason)},
+             {"error", notice.reason == controlplane::FinishReason::kError ? notice.error.text() : ""},
+             {"prompt_tokens", notice.prompt_tokens},
+             {"cached_tokens", notice.cached_tokens},
+             {"completion_tokens", notice.completion_tokens},
+             {"seconds", seconds(loop_.now() - record.arrived)}});
   const auto found = requests_.find(notice.request);
   if (found == requests_.end()) return;
   Request& request = *found->second;
@@ -334,7 +359,8 @@ void ClientService::finished(const controlplane::FinishedNotice& notice, const R
   finished->mutable_usage()->set_prompt_tokens(static_cast<uint64_t>(notice.prompt_tokens));
   finished->mutable_usage()->set_cached_tokens(static_cast<uint64_t>(notice.cached_tokens));
   finished->mutable_usage()->set_completion_tokens(static_cast<uint64_t>(notice.completion_tokens));
-  if (notice.reason == controlplane::FinishReason::kError) fill_error(notice.error, finished->mutable_error());
+  if (notice.reason == controlplane::FinishReason::kError)
+    fill_error(notice.error, finished->mutable_error());
   if (request.ended_by_us) fill_error(*request.ended_by_us, finished->mutable_error());
   finished->set_text(request.decoder.finish());
   fill_trace(record, record.stored.value_or(StoredBytes{}), engine_->plane().limits().rank_count, loop_.now(),
@@ -344,7 +370,8 @@ void ClientService::finished(const controlplane::FinishedNotice& notice, const R
   if (given_up) drop(notice.request);  // it did not read before; it gets this only if there is room now
 }
 
-// ---- streams ----------------------------------------------------------------------------------------------------
+// ---- streams
+// ----------------------------------------------------------------------------------------------------
 
 ClientService::Request* ClientService::find(const ClientIdentity& client, uint64_t request) {
   const auto found = requests_.find(RequestId{request});
@@ -352,7 +379,8 @@ ClientService::Request* ClientService::find(const ClientIdentity& client, uint64
 }
 
 void ClientService::send(const ClientIdentity& client, const wire::ClientReply& reply) {
-  // Answers outside of streams are small and few; one that finds no room is lost with a client that reads nothing.
+  // Answers outside of streams are small and few; one that finds no room is lost with a client that reads
+  // nothing.
   if (endpoint_->send(client, reply.SerializeAsString()) != ClientEndpoint::Sent::kSent) {
     log_.debug("reply_lost", {{"tag", reply.tag()}});
   }
@@ -406,8 +434,9 @@ void ClientService::look_after_blocked() {
       drop(id);
     } else if (!request.ended_by_us) {
       log_.warning("client_stalled", {{"request", number(id)}, {"seconds", seconds(stall_limit_)}});
-      request.ended_by_us = error(ErrorCode::kDeadlineExceeded, "the stream was left unread for " +
-                                                                    std::to_string(seconds(stall_limit_)) + " s");
+      const auto limit_ms = std::chrono::duration_cast<std::chrono::milliseconds>(stall_limit_).count();
+      request.ended_by_us = error(ErrorCode::kDeadlineExceeded,
+                                  "the stream was left unread for " + std::to_string(limit_ms) + " ms");
       engine_->post(controlplane::CancelRequested{id});
     }
   }

@@ -1,8 +1,9 @@
 // Answers clients: from frames to requests of the engine, from the engine's notices to streams of replies.
 //
-// Owns the streams and the prompts that are being tokenized (off the loop). Keeps: a request belongs to the client
-// that started it, and only that client may cancel it or grant credit; a client that is gone, or that leaves its
-// stream unread for the stall limit, has its requests cancelled. Every refusal is a typed WireError. Loop thread only.
+// Owns the streams and the prompts that are being tokenized (off the loop). Keeps: a request belongs to the
+// client that started it, and only that client may cancel it or grant credit; a client that is gone, or that
+// leaves its stream unread for the stall limit, has its requests cancelled. Every refusal is a typed
+// WireError. Loop thread only.
 #pragma once
 
 #include <map>
@@ -21,14 +22,15 @@ namespace weft::daemon {
 
 class ClientService : public ClientEndpoint::Listener {
  public:
-  ClientService(Loop& loop, const EventLog& log, Duration stall_limit, const controlplane::GroupingWish& defaults);
+  ClientService(Loop& loop, const EventLog& log, Duration stall_limit,
+                const controlplane::GroupingWish& defaults);
   ~ClientService() override;
 
   void attach(ClientEndpoint& endpoint) { endpoint_ = &endpoint; }
-  // The model is loaded: requests are taken from now on. `tokenizer` may be empty; why, says `no_tokenizer`. It is
-  // shared with work off the loop that may outlast this object.
-  void serve(Engine& engine, ModelFacts model, std::string cache_format, std::shared_ptr<const Tokenizer> tokenizer,
-             std::string no_tokenizer);
+  // The model is loaded: requests are taken from now on. `tokenizer` may be empty; why, says `no_tokenizer`.
+  // It is shared with work off the loop that may outlast this object.
+  void serve(Engine& engine, ModelFacts model, std::string cache_format,
+             std::shared_ptr<const Tokenizer> tokenizer, std::string no_tokenizer);
   // Ends every stream with a typed reply; refuses requests from now on.
   void stop();
 

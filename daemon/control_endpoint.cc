@@ -61,7 +61,11 @@ Result<std::unique_ptr<ControlEndpoint>> ControlEndpoint::listen(Loop& loop, con
 
 ControlEndpoint::ControlEndpoint(Loop& loop, const EventLog& log, std::string path, kv::Descriptor listener,
                                  Handler handler)
-    : loop_(loop), log_(log), path_(std::move(path)), listener_(std::move(listener)), handler_(std::move(handler)) {
+    : loop_(loop),
+      log_(log),
+      path_(std::move(path)),
+      listener_(std::move(listener)),
+      handler_(std::move(handler)) {
   listen_watch_ = std::make_unique<Watch>(loop, listener_.get(), [this](int) { accept_all(); });
   listen_watch_->start(kReadable);
 }
@@ -83,16 +87,18 @@ void ControlEndpoint::accept_all() {
     const uint64_t id = next_id_++;
     auto connection = std::make_unique<Connection>();
     connection->socket = std::move(socket);
-    connection->watch =
-        std::make_unique<Watch>(loop_, connection->socket.get(), [this, id](int events) { ready(id, events); });
+    connection->watch = std::make_unique<Watch>(loop_, connection->socket.get(),
+                                                [this, id](int events) { ready(id, events); });
     connection->watch->start(kReadable);
     connections_.emplace(id, std::move(connection));
     wire::ControlReply refusal;
     if (!owner) {
-      fill_error(error(ErrorCode::kNotPermitted, "only the daemon's owner may use this socket"), refusal.mutable_error());
+      fill_error(error(ErrorCode::kNotPermitted, "only the daemon's owner may use this socket"),
+                 refusal.mutable_error());
       send_reply(id, refusal, true);
     } else if (connections_.size() > kConnectionsMax) {
-      fill_error(error(ErrorCode::kResourceExhausted, "more than " + std::to_string(kConnectionsMax) + " connections"),
+      fill_error(error(ErrorCode::kResourceExhausted,
+                       "more than " + std::to_string(kConnectionsMax) + " connections"),
                  refusal.mutable_error());
       send_reply(id, refusal, true);
     }

@@ -1,8 +1,8 @@
 // The control socket: a Unix stream socket for the daemon's owner alone, mode 0600.
 //
-// Frames are a 4-byte little-endian length and that many bytes of ControlRequest. Each connection's requests are
-// answered one by one, in order; an answer may come later. A frame that is too large or does not parse gets a typed
-// error, then the connection is closed. At most kConnectionsMax connections. Loop thread only.
+// Frames are a 4-byte little-endian length and that many bytes of ControlRequest. Each connection's requests
+// are answered one by one, in order; an answer may come later. A frame that is too large or does not parse
+// gets a typed error, then the connection is closed. At most kConnectionsMax connections. Loop thread only.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +29,14 @@ class ControlEndpoint {
   using Handler = std::function<void(const wire::ControlRequest& request, Reply reply)>;
 
   // kFailedPrecondition: somebody listens there.
-  static Result<std::unique_ptr<ControlEndpoint>> listen(Loop& loop, const EventLog& log, const std::string& path,
-                                                         Handler handler);
+  static Result<std::unique_ptr<ControlEndpoint>> listen(Loop& loop, const EventLog& log,
+                                                         const std::string& path, Handler handler);
   ~ControlEndpoint();  // removes the socket file
 
  private:
   struct Connection;
-  ControlEndpoint(Loop& loop, const EventLog& log, std::string path, kv::Descriptor listener, Handler handler);
+  ControlEndpoint(Loop& loop, const EventLog& log, std::string path, kv::Descriptor listener,
+                  Handler handler);
   void accept_all();
   void ready(uint64_t id, int events);
   void read_frames(uint64_t id);

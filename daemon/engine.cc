@@ -9,7 +9,7 @@
 namespace weft::daemon {
 namespace {
 
-constexpr int kLostEpochsMax = 2;  // a plan lost with so many epochs is abandoned
+constexpr int kLostEpochsMax = 2;          // a plan lost with so many epochs is abandoned
 constexpr uint32_t kNoSpan = 0xffffffffu;  // of a SpanMeter: copies without a span
 
 }  // namespace
@@ -95,12 +95,19 @@ void Engine::dispatch(const std::vector<controlplane::Notice>& notices) {
       CHECK(record != nullptr, "request ", number(finished->request), " has no record");
       listener_.finished(*finished, *record);
     } else if (const auto* regrouped = std::get_if<controlplane::RegroupedNotice>(&notice)) {
+      RequestRecord* record = book_.find(regrouped->request);
+      const auto snapshot = plane_.request(regrouped->request);
+      if (record != nullptr && snapshot && !(snapshot->wish == record->wish)) {
+        record->wish = snapshot->wish;  // not so after a refusal or a dry run
+        ++record->regroups;
+      }
       listener_.regrouped(*regrouped);
     }
   }
 }
 
-// ---- plans --------------------------------------------------------------------------------------------------
+// ---- plans
+// --------------------------------------------------------------------------------------------------
 
 void Engine::plan_ahead() {
   if (!epoch_) return;
@@ -169,10 +176,12 @@ void Engine::epoch_lost() {
   if (!in_flight_.empty()) ++in_flight_.front().lost_epochs;
 }
 
-// ---- results --------------------------------------------------------------------------------------------------
+// ---- results
+// --------------------------------------------------------------------------------------------------
 
 bool Engine::InFlight::done(int rank_count) const {
-  return std::all_of(results.begin(), results.begin() + rank_count, [](const auto& r) { return r.has_value(); });
+  return std::all_of(results.begin(), results.begin() + rank_count,
+                     [](const auto& r) { return r.has_value(); });
 }
 
 void Engine::collect() {
@@ -201,7 +210,8 @@ bool Engine::accept(int rank, const std::vector<std::byte>& bytes) {
     if (sample.span() >= spans) return false;
   }
   for (const wire::SpanMeter& meter : result.meters()) {
-    if ((meter.span() >= spans && meter.span() != kNoSpan) || meter.crossed_size() > kv::kCrossKinds) return false;
+    if ((meter.span() >= spans && meter.span() != kNoSpan) || meter.crossed_size() > kv::kCrossKinds)
+      return false;
   }
   compare_with_earlier_attempts(*flight, result);
   flight->results[static_cast<size_t>(rank)] = std::move(result);
@@ -243,8 +253,8 @@ void Engine::finish_step(InFlight& flight) {
   for (int rank = 0; rank < ranks(); ++rank) {
     controlplane::StepAcknowledged event{flight.plan.step, rank, {}};
     for (const wire::SampledToken& sample : flight.results[static_cast<size_t>(rank)]->samples()) {
-      event.samples.push_back({flight.plan.spans[sample.span()].request, sample.sample_index(), sample.token(),
-                               sample.not_finite()});
+      event.samples.push_back({flight.plan.spans[sample.span()].request, sample.sample_index(),
+                               sample.token(), sample.not_finite()});
     }
     events_.emplace_back(std::move(event));
   }
@@ -285,16 +295,18 @@ void Engine::note_stored_of_ending(const InFlight& flight) {
   }
 }
 
-// ---- watching ---------------------------------------------------------------------------------------------------
+// ---- watching
+// ---------------------------------------------------------------------------------------------------
 
 void Engine::look() {
   std::array<RankProgress, kMaxRanks> progress;
   for (int rank = 0; rank < ranks(); ++rank) {
     const kv::RankState& state = control_.rank_state(rank);
     constexpr auto kRelaxed = std::memory_order_relaxed;
-    progress[static_cast<size_t>(rank)] = {state.heartbeat.load(kRelaxed),   state.step_low.load(kRelaxed),
-                                           state.layer.load(kRelaxed),       state.exchange.load(kRelaxed),
-                                           state.waiting_for.load(kRelaxed), state.results_written.load(kRelaxed)};
+    progress[static_cast<size_t>(rank)] = {
+        state.heartbeat.load(kRelaxed),   state.step_low.load(kRelaxed),
+        state.layer.load(kRelaxed),       state.exchange.load(kRelaxed),
+        state.waiting_for.load(kRelaxed), state.results_written.load(kRelaxed)};
   }
   std::optional<Duration> allowance;
   if (epoch_ && !in_flight_.empty()) allowance = in_flight_.front().allowance;

@@ -1,10 +1,11 @@
 // Runs the control plane against the workers: events in, plans out, results back.
 //
-// Owns the control plane, the plans in flight and the request book. A step is *done* when every rank has reported it
-// in the present epoch; its effects are taken then, in order of steps. When an epoch is lost, results that still
-// arrive count; what is not done when the next epoch begins is published again, the same bytes. A repeat that
-// draws another token than an earlier attempt reported is our bug: logged and counted. A plan that was lost with two epochs is abandoned: the
-// control plane then retries its sequences one at a time.
+// Owns the control plane, the plans in flight and the request book. A step is *done* when every rank has
+// reported it in the present epoch; its effects are taken then, in order of steps. When an epoch is lost,
+// results that still arrive count; what is not done when the next epoch begins is published again, the same
+// bytes. A repeat that draws another token than an earlier attempt reported is our bug: logged and counted. A
+// plan that was lost with two epochs is abandoned: the control plane then retries its sequences one at a
+// time.
 //
 // Callers post events; they are handled in the next turn, never inside of post(). Loop thread only.
 #pragma once
@@ -40,7 +41,7 @@ class EngineListener {
 };
 
 struct EngineMetrics {
-  uint64_t steps = 0;             // done
+  uint64_t steps = 0;  // done
   uint64_t repeated_plans = 0;
   uint64_t token_mismatches = 0;  // our bug, see above
   kv::CrossedBytes crossed;
@@ -52,8 +53,9 @@ struct EngineMetrics {
 
 class Engine {
  public:
-  Engine(Loop& loop, const EventLog& log, const controlplane::Limits& limits, kv::ControlArena& control, int results_fd,
-         Duration hang_deadline, Duration heartbeat_deadline, std::string record_folder, EngineListener& listener);
+  Engine(Loop& loop, const EventLog& log, const controlplane::Limits& limits, kv::ControlArena& control,
+         int results_fd, Duration hang_deadline, Duration heartbeat_deadline, std::string record_folder,
+         EngineListener& listener);
 
   // ---- requests
   void arrive(controlplane::RequestArrived event);

@@ -21,8 +21,8 @@ Result<std::string> PlanRecorder::start() {
 Result<void> PlanRecorder::write(const std::string& plan) {
   if (!file_) return {};
   uint8_t length[10];
-  const uint8_t* end =
-      google::protobuf::io::CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(plan.size()), length);
+  const uint8_t* end = google::protobuf::io::CodedOutputStream::WriteVarint32ToArray(
+      static_cast<uint32_t>(plan.size()), length);
   const auto prefix = static_cast<size_t>(end - length);
   // Flushed each time: the last plan before a crash is the one that matters.
   if (std::fwrite(length, 1, prefix, file_.get()) == prefix &&

@@ -79,7 +79,8 @@ void fill_crossed(const kv::CrossedBytes& from, wire::Crossed* to) {
   to->set_regroup(get(kv::CrossKind::kRegroup));
 }
 
-void fill_stored(const StoredBytes& from, int rank_count, google::protobuf::RepeatedPtrField<wire::RankStored>* to) {
+void fill_stored(const StoredBytes& from, int rank_count,
+                 google::protobuf::RepeatedPtrField<wire::RankStored>* to) {
   for (int rank = 0; rank < rank_count; ++rank) {
     wire::RankStored* line = to->Add();
     line->set_rank(static_cast<uint32_t>(rank));
@@ -88,7 +89,8 @@ void fill_stored(const StoredBytes& from, int rank_count, google::protobuf::Repe
   }
 }
 
-void fill_trace(const RequestRecord& record, const StoredBytes& stored, int rank_count, Time now, wire::Trace* to) {
+void fill_trace(const RequestRecord& record, const StoredBytes& stored, int rank_count, Time now,
+                wire::Trace* to) {
   to->set_prefill(kv::split_name(record.wish.prefill));
   to->set_decode(kv::decode_name(record.wish.decode));
   to->set_index(kv::index_name(record.wish.index));

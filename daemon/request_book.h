@@ -1,7 +1,7 @@
 // What the daemon remembers of each request beside the control plane: times, steps, bytes, how it ended.
 //
-// Fed by the engine; read for replies, status and explain. Keeps running requests and the last kFinishedKept finished
-// ones. No clock: times are passed in. Loop thread only.
+// Fed by the engine; read for replies, status and explain. Keeps running requests and the last kFinishedKept
+// finished ones. No clock: times are passed in. Loop thread only.
 #pragma once
 
 #include <array>
@@ -35,7 +35,7 @@ struct RequestRecord {
   int64_t regroup_bytes = 0;  // copies for it, all told
   int64_t regroups = 0;
   bool decode_step_done = false;
-  int64_t last_step_ns = 0;   // of its latest decode step
+  int64_t last_step_ns = 0;           // of its latest decode step
   std::optional<StoredBytes> stored;  // when it ended
   std::string outcome;                // finish_reason_name; empty while it runs
 };
@@ -64,8 +64,10 @@ class RequestBook {
 };
 
 void fill_crossed(const kv::CrossedBytes& from, wire::Crossed* to);
-void fill_stored(const StoredBytes& from, int rank_count, google::protobuf::RepeatedPtrField<wire::RankStored>* to);
+void fill_stored(const StoredBytes& from, int rank_count,
+                 google::protobuf::RepeatedPtrField<wire::RankStored>* to);
 // Times of phases that are not over count up to `now`.
-void fill_trace(const RequestRecord& record, const StoredBytes& stored, int rank_count, Time now, wire::Trace* to);
+void fill_trace(const RequestRecord& record, const StoredBytes& stored, int rank_count, Time now,
+                wire::Trace* to);
 
 }  // namespace weft::daemon

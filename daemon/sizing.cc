@@ -15,7 +15,8 @@ kv::CacheGeometry geometry_of(const Options& options, const wire::ModelDescripti
   kv::CacheGeometry geometry;
   geometry.block_tokens = options.block_tokens;
   geometry.streams[0] = {static_cast<int64_t>(model.layers()), static_cast<int64_t>(model.entry_bytes())};
-  geometry.streams[1] = {static_cast<int64_t>(model.index_layers()), static_cast<int64_t>(model.index_key_bytes())};
+  geometry.streams[1] = {static_cast<int64_t>(model.index_layers()),
+                         static_cast<int64_t>(model.index_key_bytes())};
   return geometry;
 }
 
@@ -27,8 +28,8 @@ Result<kv::PoolPages> pool_pages(const Options& options, const kv::CacheGeometry
   if (options.pool_tokens == 0) {
     blocks = options.pool_bytes / block_bytes;
     if (blocks < 1) {
-      return bad("pool-bytes", human_bytes(options.pool_bytes) + " do not hold one block of " +
-                                   human_bytes(block_bytes));
+      return bad("pool-bytes",
+                 human_bytes(options.pool_bytes) + " do not hold one block of " + human_bytes(block_bytes));
     }
   }
   if (blocks >= static_cast<int64_t>(number(kNoPage))) return bad("pool-bytes", "more than 2^32 pages");
@@ -42,8 +43,8 @@ kv::ControlLimits control_limits(const controlplane::Limits& limits) {
   control.table_count = limits.table_count;
   control.table_blocks = limits.table_blocks();
   control.max_samples = limits.max_samples;
-  // Upper bounds of the serialised messages: a span's fixed fields are below 160 bytes, a token 5, a copy 40; a
-  // sample is below 32, a digest 64, a span's meter 128 bytes. Untouched pages of a ring cost nothing.
+  // Upper bounds of the serialised messages: a span's fixed fields are below 160 bytes, a token 5, a copy 40;
+  // a sample is below 32, a digest 64, a span's meter 128 bytes. Untouched pages of a ring cost nothing.
   const int64_t spans = limits.max_samples + limits.max_running;
   control.plan_bytes_max = 4096 + spans * 160 + limits.max_step_rows * 5 + limits.max_copies() * 40;
   control.result_bytes_max =
@@ -68,7 +69,8 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   limits.max_waiting = options.max_waiting;
   limits.max_step_rows = options.max_step_rows;
   limits.max_samples = options.max_running;
-  // Two for a sequence that changes its table, and as many again for those whose old table waits for acknowledgements.
+  // Two for a sequence that changes its table, and as many again for those whose old table waits for
+  // acknowledgements.
   limits.table_count = 3 * options.max_running;
   TRY(const kv::PoolPages pages, pool_pages(options, limits.geometry));
   limits.pool_pages.assign(static_cast<size_t>(options.workers), {pages.entries, pages.index_keys});
@@ -85,7 +87,8 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   sizing.model.vocabulary = static_cast<int64_t>(model.vocabulary());
   sizing.model.max_context = limits.max_context;
   sizing.model.eos_tokens.assign(model.eos_tokens().begin(), model.eos_tokens().end());
-  sizing.cache_format = std::string(dtype_name(options.cache_dtype)) + "/" + std::to_string(options.block_tokens);
+  sizing.cache_format =
+      std::string(dtype_name(options.cache_dtype)) + "/" + std::to_string(options.block_tokens);
   return sizing;
 }
 

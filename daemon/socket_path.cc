@@ -19,19 +19,22 @@ Result<void> claim_socket_path(const std::string& path, const char* field) {
   const auto folder = std::filesystem::path(path).parent_path();
   std::error_code code;
   if (!folder.empty() && std::filesystem::create_directories(folder, code)) ::chmod(folder.c_str(), 0700);
-  if (code) return error(ErrorCode::kIo, "cannot make folder " + folder.string() + ": " + code.message(), field);
+  if (code)
+    return error(ErrorCode::kIo, "cannot make folder " + folder.string() + ": " + code.message(), field);
 
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) {
     if (errno == ENOENT) return {};
     return error(ErrorCode::kIo, "cannot use " + path + ": " + std::strerror(errno), field);
   }
-  if (!S_ISSOCK(info.st_mode)) return error(ErrorCode::kFailedPrecondition, path + " exists and is no socket", field);
+  if (!S_ISSOCK(info.st_mode))
+    return error(ErrorCode::kFailedPrecondition, path + " exists and is no socket", field);
   kv::Descriptor probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  const bool answered = ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  const bool answered =
+      ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
   if (answered || errno != ECONNREFUSED) {
     return error(ErrorCode::kFailedPrecondition, "socket " + path + " is in use by another process", field);
   }

@@ -1,9 +1,9 @@
 // What one request's client still has to get, and whether it keeps up.
 //
-// Frames wait here in order. They go out while ZeroMQ takes them and, for tokens, while the client's credit lasts.
-// A stream that cannot give everything away is *blocked*: its request is paused, and after the stall limit it is
-// given up. So at most what was in flight when it blocked waits here. Pure: the transport is a function, times are
-// passed in.
+// Frames wait here in order. They go out while ZeroMQ takes them and, for tokens, while the client's credit
+// lasts. A stream that cannot give everything away is *blocked*: its request is paused, and after the stall
+// limit it is given up. So at most what was in flight when it blocked waits here. Pure: the transport is a
+// function, times are passed in.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,8 @@ class Stream {
   using Transport = std::function<ClientEndpoint::Sent(const std::string& frame)>;
 
   // `credit` 0: the client set no limit.
-  Stream(Transport transport, uint32_t credit) : transport_(std::move(transport)), limited_(credit > 0), credit_(credit) {}
+  Stream(Transport transport, uint32_t credit)
+      : transport_(std::move(transport)), limited_(credit > 0), credit_(credit) {}
 
   enum class Frame : uint8_t { kToken, kOther, kLast };
   // kGone: the client is not there any more.

@@ -1,11 +1,11 @@
 // Says which workers hang, from the progress words they leave in the control arena.
 //
-// Two rules. A rank whose heartbeat stands still for the heartbeat deadline is hung (stopped, or stuck outside of all
-// code that beats). And when a plan is in flight and *no* rank's progress words have moved for the plan's allowance,
-// the ranks that the others wait for are hung; if that names none, all are.
+// Two rules. A rank whose heartbeat stands still for the heartbeat deadline is hung (stopped, or stuck
+// outside of all code that beats). And when a plan is in flight and *no* rank's progress words have moved for
+// the plan's allowance, the ranks that the others wait for are hung; if that names none, all are.
 //
-// Silence is counted in looks, each at most one look interval long, so that a daemon that was itself stopped for a
-// while does not blame its workers. Pure. Loop thread only.
+// Silence is counted in looks, each at most one look interval long, so that a daemon that was itself stopped
+// for a while does not blame its workers. Pure. Loop thread only.
 #pragma once
 
 #include <array>
@@ -29,9 +29,9 @@ struct RankProgress {
   uint32_t results_written = 0;
 };
 
-// How long all ranks may stand still in one place of this plan: `base`, and more for heavy rows. One layer's work
-// between two exchange points bounds a stand-still; 1 µs per (row, key) pair and 5 ms per row is far more than any
-// build needs for that.
+// How long all ranks may stand still in one place of this plan: `base`, and more for heavy rows. One layer's
+// work between two exchange points bounds a stand-still; 1 µs per (row, key) pair and 5 ms per row is far
+// more than any build needs for that.
 Duration step_allowance(const controlplane::Plan& plan, Duration base);
 
 class Watchdog {
@@ -42,7 +42,8 @@ class Watchdog {
   // A new process for this rank: its silence starts now.
   void forget(int rank);
   // `watched`: ranks that must beat. `allowance`: of the oldest plan in flight; empty when none is.
-  RankMask look(Time now, std::span<const RankProgress> ranks, RankMask watched, std::optional<Duration> allowance);
+  RankMask look(Time now, std::span<const RankProgress> ranks, RankMask watched,
+                std::optional<Duration> allowance);
 
  private:
   int rank_count_;

@@ -23,8 +23,10 @@ bool is_lasting(ErrorCode code) {
     case ErrorCode::kBadCheckpoint:
     case ErrorCode::kIo:
     case ErrorCode::kBadMessage:
-    case ErrorCode::kUnsupported: return true;
-    default: return false;
+    case ErrorCode::kUnsupported:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -54,7 +56,8 @@ WorkerFleet::WorkerFleet(Loop& loop, const EventLog& log, const Options& options
                          FleetListener& listener)
     : loop_(loop), log_(log), options_(options), listener_(listener), abort_timer_(loop, [this] {
         for (int rank = 0; rank < options_.workers; ++rank) {
-          if (ranks_[static_cast<size_t>(rank)]->phase == Phase::kAborting) hung(rank, "did not leave its step");
+          if (ranks_[static_cast<size_t>(rank)]->phase == Phase::kAborting)
+            hung(rank, "did not leave its step");
         }
       }) {
   for (int rank = 0; rank < options.workers; ++rank) {
@@ -132,9 +135,14 @@ void WorkerFleet::apply(int rank, WorkerEvent event) {
   switch (action) {
     case WorkerAction::kNone:
     case WorkerAction::kSettle:
-    case WorkerAction::kForgive: break;
-    case WorkerAction::kSpawn: spawn_worker(rank); break;
-    case WorkerAction::kRetryLater: check_stopped(); break;
+    case WorkerAction::kForgive:
+      break;
+    case WorkerAction::kSpawn:
+      spawn_worker(rank);
+      break;
+    case WorkerAction::kRetryLater:
+      check_stopped();
+      break;
     case WorkerAction::kAskToStop: {
       wire::ToWorker message;
       message.mutable_stop();
@@ -175,9 +183,12 @@ void WorkerFleet::spawn_worker(int rank) {
   }
   own.process = std::move(process).value();
   own.phase = Phase::kDescribing;
-  own.socket_watch = std::make_unique<Watch>(loop_, own.process->socket.get(), [this, rank](int) { read_socket(rank); });
-  own.end_watch = std::make_unique<Watch>(loop_, own.process->pidfd.get(), [this, rank](int) { worker_ended(rank); });
-  own.output_watch = std::make_unique<Watch>(loop_, own.process->output.get(), [this, rank](int) { read_output(rank); });
+  own.socket_watch =
+      std::make_unique<Watch>(loop_, own.process->socket.get(), [this, rank](int) { read_socket(rank); });
+  own.end_watch =
+      std::make_unique<Watch>(loop_, own.process->pidfd.get(), [this, rank](int) { worker_ended(rank); });
+  own.output_watch =
+      std::make_unique<Watch>(loop_, own.process->output.get(), [this, rank](int) { read_output(rank); });
   own.socket_watch->start(kReadable);
   own.end_watch->start(kReadable);
   own.output_watch->start(kReadable);
@@ -208,8 +219,8 @@ void WorkerFleet::send(int rank, const wire::ToWorker& message, const std::vecto
   Rank& own = *ranks_[static_cast<size_t>(rank)];
   if (!own.process) return;
   const std::string bytes = message.SerializeAsString();
-  const auto sent =
-      kv::send_packet(own.process->socket.get(), std::as_bytes(std::span(bytes.data(), bytes.size())), descriptors);
+  const auto sent = kv::send_packet(own.process->socket.get(),
+                                    std::as_bytes(std::span(bytes.data(), bytes.size())), descriptors);
   if (sent || sent.error().code == ErrorCode::kUnavailable) return;  // gone: its pidfd tells
   log_.warning("worker_send_failed", {{"rank", rank}, {"reason", sent.error().text()}});
   loop_.defer([this, rank, pid = own.process->pid] {
@@ -259,7 +270,9 @@ void WorkerFleet::read_output(int rank) {
 void WorkerFleet::take_message(int rank, const wire::FromWorker& message) {
   Rank& own = *ranks_[static_cast<size_t>(rank)];
   switch (message.body_case()) {
-    case wire::FromWorker::kDescription: take_description(rank, message.description()); break;
+    case wire::FromWorker::kDescription:
+      take_description(rank, message.description());
+      break;
     case wire::FromWorker::kProgress:
       own.tensors_done = message.progress().tensors_done();
       own.tensors_total = message.progress().tensors_total();
@@ -278,7 +291,8 @@ void WorkerFleet::take_message(int rank, const wire::FromWorker& message) {
       begin_epoch_if_all_wait();
       break;
     case wire::FromWorker::kAborted:
-      if (own.phase != Phase::kAborting || message.aborted().epoch() != number(epoch_)) return;  // late: of an older epoch
+      if (own.phase != Phase::kAborting || message.aborted().epoch() != number(epoch_))
+        return;  // late: of an older epoch
       own.phase = Phase::kWaiting;
       begin_epoch_if_all_wait();
       break;
@@ -289,7 +303,9 @@ void WorkerFleet::take_message(int rank, const wire::FromWorker& message) {
                                     {"field", own.failure->field},
                                     {"message", own.failure->message}});
       break;
-    case wire::FromWorker::BODY_NOT_SET: hung(rank, "sent an empty message"); break;
+    case wire::FromWorker::BODY_NOT_SET:
+      hung(rank, "sent an empty message");
+      break;
   }
 }
 
@@ -297,8 +313,9 @@ void WorkerFleet::take_description(int rank, const wire::ModelDescription& descr
   Rank& own = *ranks_[static_cast<size_t>(rank)];
   if (own.phase != Phase::kDescribing) return hung(rank, "described itself out of turn");
   if (description.protocol_version() != 1) {
-    return fail(error(ErrorCode::kUnsupported, "weft-worker speaks protocol " +
-                                                   std::to_string(description.protocol_version()) + ", weftd 1"));
+    return fail(
+        error(ErrorCode::kUnsupported,
+              "weft-worker speaks protocol " + std::to_string(description.protocol_version()) + ", weftd 1"));
   }
   own.phase = Phase::kDescribed;
   own.supervisor.progress(loop_.now());

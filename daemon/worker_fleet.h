@@ -1,13 +1,15 @@
 // The worker processes of all ranks: spawned, brought to a common start, replaced when they die.
 //
-// Start: every worker gets Describe; when all have answered alike the arenas are made; every worker gets MapArenas,
-// loads its share of the weights and says Loaded. An *epoch* begins when every rank waits for one. It ends at once,
-// by the abort word, when a worker dies, hangs or has to stop. The next begins when every survivor has said Aborted,
-// every lost worker has been reaped and its successor has said Loaded; a survivor that does not say Aborted in
-// time is killed. So no process of an older epoch can write into memory of a newer one.
+// Start: every worker gets Describe; when all have answered alike the arenas are made; every worker gets
+// MapArenas, loads its share of the weights and says Loaded. An *epoch* begins when every rank waits for one.
+// It ends at once, by the abort word, when a worker dies, hangs or has to stop. The next begins when every
+// survivor has said Aborted, every lost worker has been reaped and its successor has said Loaded; a survivor
+// that does not say Aborted in time is killed. So no process of an older epoch can write into memory of a
+// newer one.
 //
-// What to do with one worker is the supervisor table's business (daemon/supervisor.h). Loop thread only. Expected
-// failures go to Listener::fleet_failed() and only before the fleet has been ready once; afterwards it retries for ever.
+// What to do with one worker is the supervisor table's business (daemon/supervisor.h). Loop thread only.
+// Expected failures go to Listener::fleet_failed() and only before the fleet has been ready once; afterwards
+// it retries for ever.
 #pragma once
 
 #include <memory>

@@ -1,0 +1,347 @@
+#include "daemon/control_service.h"
+
+#include "daemon/explain.h"
+#include "proto/vocab/units.h"
+
+namespace weft::daemon {
+namespace {
+
+wire::ControlReply error_reply(const Error& failure) {
+  wire::ControlReply reply;
+  fill_error(failure, reply.mutable_error());
+  return reply;
+}
+
+Error not_ready() { return error(ErrorCode::kFailedPrecondition, "the model is still being loaded"); }
+
+Error no_such_request(uint64_t id) {
+  return error(ErrorCode::kNotFound, "no request " + std::to_string(id), "request");
+}
+
+uint64_t as_unsigned(int64_t value) { return static_cast<uint64_t>(value); }
+
+void fill_pool(const controlplane::ControlPlane& plane, kv::Stream stream, int rank, wire::StreamPool* to) {
+  const auto counts = plane.pool(stream, rank);
+  to->set_pages(as_unsigned(plane.limits().pages(stream, rank)));
+  to->set_free(as_unsigned(counts.free));
+  to->set_used(as_unsigned(counts.used));
+  to->set_cached(as_unsigned(counts.cached));
+  to->set_in_flight(as_unsigned(counts.in_flight));
+  to->set_page_bytes(as_unsigned(plane.limits().geometry.page_bytes(stream)));
+}
+
+std::string regroup_detail(const wire::RegroupRequest& request) {
+  std::string text = request.all_running() ? "all" : "";
+  for (const uint64_t id : request.requests()) text += (text.empty() ? "" : " ") + std::to_string(id);
+  if (request.defaults()) text += text.empty() ? "defaults" : " defaults";
+  if (!request.prefill().empty()) text += " prefill=" + request.prefill();
+  if (!request.decode().empty()) text += " decode=" + request.decode();
+  if (!request.index().empty()) text += " index=" + request.index();
+  return request.dry_run() ? text + " dry-run" : text;
+}
+
+}  // namespace
+
+void ControlService::handle(const wire::ControlRequest& request, ControlEndpoint::Reply reply) {
+  const auto answer = [&](const Answer& result) { reply(result ? *result : error_reply(result.error())); };
+  switch (request.body_case()) {
+    case wire::ControlRequest::kStatus:
+      return reply(status());
+    case wire::ControlRequest::kRequests:
+      return answer(requests(request.requests()));
+    case wire::ControlRequest::kExplain:
+      return answer(explain(request.explain()));
+    case wire::ControlRequest::kRegroup:
+      return regroup(request.regroup(), std::move(reply));
+    case wire::ControlRequest::kCancel:
+      return answer(cancel(request.cancel()));
+    case wire::ControlRequest::kWorkers:
+      return reply(workers());
+    case wire::ControlRequest::kVersionInfo: {
+      wire::ControlReply version;
+      version.mutable_version_info()->set_version(kVersion);
+      version.mutable_version_info()->set_client_protocol(1);
+      version.mutable_version_info()->set_control_protocol(1);
+      version.mutable_version_info()->set_worker_protocol(1);
+      return reply(version);
+    }
+    case wire::ControlRequest::kShutdown: {
+      end(begin("shutdown", ""), "ok");
+      wire::ControlReply done;
+      done.mutable_shutdown();
+      reply(done);
+      return loop_.defer(shut_down_);
+    }
+    case wire::ControlRequest::kRecord:
+      return answer(record(request.record()));
+    case wire::ControlRequest::BODY_NOT_SET:
+      break;
+  }
+  reply(error_reply(error(ErrorCode::kBadMessage, "the request is empty or unknown")));
+}
+
+std::string ControlService::state() const {
+  if (view.stopping) return "stopping";
+  if (!view.fleet->has_arenas()) return "starting";
+  if (!view.fleet->ever_ready()) return "loading";
+  return view.fleet->epoch_active() ? "ready" : "recovering";
+}
+
+wire::ControlReply ControlService::status() const {
+  wire::ControlReply reply;
+  wire::StatusReply* status = reply.mutable_status();
+  const wire::ModelDescription& model = view.fleet->model();
+  status->set_state(state());
+  status->set_model(view.options->model_name);
+  status->set_model_type(model.model_type());
+  status->set_workers(static_cast<uint32_t>(view.options->workers));
+  status->set_epoch(number(view.fleet->epoch()));
+  status->set_uptime_ns(as_unsigned((loop_.now() - view.started).count()));
+  status->set_prefill(kv::split_name(view.defaults->prefill));
+  status->set_decode(kv::decode_name(view.defaults->decode));
+  status->set_index(kv::index_name(view.defaults->index));
+  status->set_block_tokens(as_unsigned(view.options->block_tokens));
+  status->set_client_endpoint(view.client_address);
+  status->set_weight_dtype(model.weight_dtype() == 2 ? "bf16" : model.weight_dtype() == 1 ? "f32" : "");
+  status->set_cache_dtype(dtype_name(view.options->cache_dtype));
+  status->set_instruction_set(model.instruction_set());
+  status->set_worker_restarts(view.fleet->restarts());
+  status->set_state_folder(view.options->state_folder);
+  uint64_t done = 0, total = 0;
+  for (int rank = 0; rank < view.options->workers; ++rank) {
+    done += view.fleet->status(rank).tensors_done;
+    total += view.fleet->status(rank).tensors_total;
+  }
+  status->set_load_done(done);
+  status->set_load_total(total);
+  if (view.engine == nullptr) return reply;
+
+  const controlplane::ControlPlane& plane = view.engine->plane();
+  const controlplane::Counters counters = plane.counters();
+  status->set_max_context(as_unsigned(plane.limits().max_context));
+  status->set_running(as_unsigned(plane.running_count()));
+  status->set_waiting(as_unsigned(plane.waiting_count()));
+  status->set_finished(as_unsigned(counters.finished));
+  status->set_failed(as_unsigned(counters.failed + counters.refused));
+  status->set_prompt_tokens(as_unsigned(counters.prompt_tokens));
+  status->set_cached_tokens(as_unsigned(counters.cached_tokens));
+  status->set_generated_tokens(as_unsigned(counters.generated_tokens));
+  status->set_steps(view.engine->metrics().steps);
+  fill_crossed(view.engine->metrics().crossed, status->mutable_crossed());
+  for (int rank = 0; rank < view.options->workers; ++rank) {
+    wire::PoolStatus* pool = status->add_pools();
+    pool->set_rank(static_cast<uint32_t>(rank));
+    fill_pool(plane, kv::Stream::kEntries, rank, pool->mutable_entries());
+    fill_pool(plane, kv::Stream::kIndexKeys, rank, pool->mutable_index_keys());
+  }
+  return reply;
+}
+
+void ControlService::fill_status(const RequestRecord& record, wire::RequestStatus* to) const {
+  to->set_request(number(record.id));
+  to->set_state(record.outcome);
+  to->set_prompt_tokens(as_unsigned(record.prompt_tokens));
+  to->set_cached_tokens(as_unsigned(record.cached_tokens));
+  to->set_completion_tokens(as_unsigned(record.completion_tokens));
+  to->set_max_tokens(as_unsigned(record.max_tokens));
+  to->set_prefill(kv::split_name(record.wish.prefill));
+  to->set_decode(kv::decode_name(record.wish.decode));
+  to->set_index(kv::index_name(record.wish.index));
+  to->set_age_ns(as_unsigned((loop_.now() - record.arrived).count()));
+  const auto snapshot = view.engine->plane().request(record.id);
+  if (!snapshot) return;
+  to->set_state(snapshot->paused ? "paused" : controlplane::request_state_name(snapshot->state));
+  to->set_cached_tokens(as_unsigned(snapshot->cached_tokens));
+  to->set_computed_tokens(as_unsigned(snapshot->computed_tokens));
+}
+
+ControlService::Answer ControlService::requests(const wire::RequestsRequest& request) const {
+  wire::ControlReply reply;
+  wire::RequestsReply* list = reply.mutable_requests();
+  if (view.engine == nullptr) return reply;
+  for (const auto& [id, record] : view.engine->book().running()) fill_status(record, list->add_requests());
+  if (request.all()) {
+    for (const RequestRecord& record : view.engine->book().finished())
+      fill_status(record, list->add_requests());
+  }
+  return reply;
+}
+
+ControlService::Answer ControlService::explain(const wire::ExplainRequest& request) const {
+  if (view.engine == nullptr) return not_ready();
+  const RequestRecord* record = view.engine->book().find(RequestId{request.request()});
+  if (record == nullptr) return no_such_request(request.request());
+  wire::ControlReply reply;
+  wire::ExplainReply* explain = reply.mutable_explain();
+  fill_status(*record, explain->mutable_status());
+  const StoredBytes stored = record->stored ? *record->stored : view.engine->stored(record->id);
+  fill_trace(*record, stored, view.options->workers, loop_.now(), explain->mutable_trace());
+  fill_costs(*record, view.engine->plane(), view.fleet->model(), explain->mutable_costs());
+  return reply;
+}
+
+ControlService::Answer ControlService::cancel(const wire::CancelRequest& request) {
+  if (view.engine == nullptr) return not_ready();
+  const RequestId id{request.request()};
+  if (!view.engine->book().running().contains(id)) {
+    if (view.engine->book().find(id) == nullptr) return no_such_request(request.request());
+    return error(ErrorCode::kFailedPrecondition,
+                 "request " + std::to_string(request.request()) + " has ended", "request");
+  }
+  const int64_t journalled = begin("cancel", std::to_string(request.request()));
+  view.engine->post(controlplane::CancelRequested{id});
+  end(journalled, "ok");
+  wire::ControlReply reply;
+  reply.mutable_cancel()->set_request(request.request());
+  return reply;
+}
+
+wire::ControlReply ControlService::workers() const {
+  wire::ControlReply reply;
+  for (int rank = 0; rank < view.options->workers; ++rank) {
+    const WorkerFleet::Status status = view.fleet->status(rank);
+    wire::WorkerStatus* to = reply.mutable_workers()->add_workers();
+    to->set_rank(static_cast<uint32_t>(rank));
+    to->set_state(worker_state_name(status.state));
+    to->set_pid(static_cast<uint32_t>(status.pid));
+    to->set_restarts(status.restarts);
+    to->set_last_exit(status.last_exit);
+    to->set_uptime_ns(as_unsigned(status.uptime.count()));
+    to->set_device(status.device);
+    if (view.engine == nullptr) continue;
+    const auto& metrics = view.engine->metrics().ranks[static_cast<size_t>(rank)];
+    to->set_steps(metrics.steps);
+    to->set_compute_ns(metrics.compute_ns);
+    to->set_wait_ns(metrics.wait_ns);
+  }
+  return reply;
+}
+
+ControlService::Answer ControlService::record(const wire::RecordRequest& request) {
+  if (view.engine == nullptr) return not_ready();
+  const int64_t journalled = begin("record", request.on() ? "on" : "off");
+  wire::ControlReply reply;
+  PlanRecorder& recorder = view.engine->recorder();
+  if (request.on()) {
+    auto started = recorder.start();
+    end(journalled, started ? "ok" : started.error().text());
+    TRY(const std::string path, std::move(started));
+    reply.mutable_record()->set_path(path);
+    return reply;
+  }
+  reply.mutable_record()->set_path(recorder.path());
+  recorder.stop();
+  end(journalled, "ok");
+  return reply;
+}
+
+// ---- regroup
+// --------------------------------------------------------------------------------------------------
+
+Result<void> ControlService::set_defaults(const wire::RegroupRequest& request) {
+  TRY(const controlplane::GroupingWish wish,
+      validate_grouping(request.prefill(), request.decode(), request.index(), *view.defaults,
+                        view.options->workers));
+  if (request.dry_run()) return {};
+  *view.defaults = wish;
+  TRY_VOID(view.journal->set_wanted("prefill", kv::split_name(wish.prefill)));
+  TRY_VOID(view.journal->set_wanted("decode", kv::decode_name(wish.decode)));
+  return view.journal->set_wanted("index", kv::index_name(wish.index));
+}
+
+void ControlService::regroup(const wire::RegroupRequest& request, ControlEndpoint::Reply reply) {
+  if (view.engine == nullptr) return reply(error_reply(not_ready()));
+  const auto wish =
+      validate_grouping(request.prefill(), request.decode(), request.index(), {}, view.options->workers);
+  if (!wish) return reply(error_reply(wish.error()));
+  if (request.prefill().empty() && request.decode().empty() && request.index().empty()) {
+    return reply(
+        error_reply(error(ErrorCode::kInvalidArgument, "give at least one of prefill, decode, index")));
+  }
+  std::set<RequestId> targets;
+  for (const uint64_t id : request.requests()) targets.insert(RequestId{id});
+  if (request.all_running()) {
+    for (const auto& [id, record] : view.engine->book().running()) targets.insert(id);
+  }
+  if (targets.empty() && !request.all_running() && !request.defaults()) {
+    return reply(error_reply(
+        error(ErrorCode::kInvalidArgument, "names no request, nor all, nor the defaults", "requests")));
+  }
+  Regroup regroup;
+  regroup.journal_id = begin("regroup", regroup_detail(request));
+  regroup.send = std::move(reply);
+  regroup.open = targets.size();
+  regroup.reply.mutable_regroup();
+  if (request.defaults()) {
+    if (auto set = set_defaults(request); !set) {
+      end(regroup.journal_id, set.error().text());
+      return regroup.send(error_reply(set.error()));
+    }
+  }
+  if (targets.empty()) return finish_regroup(regroup);
+  const uint64_t command = next_command_++;
+  regroups_.emplace(command, std::move(regroup));
+  for (const RequestId id : targets) {
+    controlplane::RegroupRequested event;
+    event.command = command;
+    event.request = id;
+    event.has_prefill = !request.prefill().empty();
+    event.has_decode = !request.decode().empty();
+    event.has_index = !request.index().empty();
+    event.wish = *wish;
+    event.dry_run = request.dry_run();
+    view.engine->post(event);
+  }
+}
+
+void ControlService::regrouped(const controlplane::RegroupedNotice& notice) {
+  const bool done = notice.error.code == ErrorCode::kOk;
+  log_.info("regrouped", {{"request", number(notice.request)},
+                          {"before", notice.before},
+                          {"after", notice.after},
+                          {"bytes_moved", notice.bytes_moved},
+                          {"error", done ? std::string() : notice.error.text()}});
+  const auto found = regroups_.find(notice.command);
+  if (found == regroups_.end()) return;
+  Regroup& regroup = found->second;
+  wire::RegroupOutcome* outcome = regroup.reply.mutable_regroup()->add_outcomes();
+  outcome->set_request(number(notice.request));
+  outcome->set_before(notice.before);
+  outcome->set_after(notice.after);
+  outcome->set_bytes_moved(as_unsigned(notice.bytes_moved));
+  outcome->set_pages_dropped(as_unsigned(notice.pages_dropped));
+  if (!done) fill_error(notice.error, outcome->mutable_error());
+  if (--regroup.open > 0) return;
+  finish_regroup(regroup);
+  regroups_.erase(found);
+}
+
+void ControlService::finish_regroup(Regroup& regroup) {
+  wire::RegroupReply* reply = regroup.reply.mutable_regroup();
+  reply->set_prefill(kv::split_name(view.defaults->prefill));
+  reply->set_decode(kv::decode_name(view.defaults->decode));
+  reply->set_index(kv::index_name(view.defaults->index));
+  int refused = 0;
+  for (const wire::RegroupOutcome& outcome : reply->outcomes()) refused += outcome.has_error() ? 1 : 0;
+  end(regroup.journal_id, refused == 0 ? "ok" : std::to_string(refused) + " refused");
+  regroup.send(regroup.reply);
+}
+
+// ---- journal
+// ----------------------------------------------------------------------------------------------------
+
+int64_t ControlService::begin(const std::string& command, const std::string& detail) {
+  log_.info("command", {{"command", command}, {"detail", detail}});
+  auto id = view.journal->begin_command(command, detail);
+  if (!id) log_.error("journal_failed", {{"reason", id.error().text()}});
+  return id ? *id : 0;
+}
+
+void ControlService::end(int64_t id, const std::string& outcome) {
+  if (id == 0) return;
+  if (auto ended = view.journal->end_command(id, outcome); !ended) {
+    log_.error("journal_failed", {{"reason", ended.error().text()}});
+  }
+}
+
+}  // namespace weft::daemon
