@@ -1,9 +1,11 @@
 #include "daemon/client_endpoint.h"
 
+#include <unistd.h>
 #include <zmq.h>
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "daemon/socket_path.h"
 
@@ -11,6 +13,7 @@ namespace weft::daemon {
 namespace {
 
 constexpr int kMessagesPerTurn = 64;  // so that a flood of frames does not starve the rest of the loop
+constexpr std::string_view kIpc = "ipc://";
 constexpr const char* kMonitorAddress = "inproc://weft-client-monitor";
 
 // A zmq_msg_t with a destructor.
@@ -77,7 +80,6 @@ Result<std::unique_ptr<ClientEndpoint>> ClientEndpoint::bind(Loop& loop, const E
                                                              const ClientEndpointLimits& limits,
                                                              Listener& listener) {
   // ZeroMQ would silently take a path that another process listens at.
-  constexpr std::string_view kIpc = "ipc://";
   if (address.rfind(kIpc, 0) == 0) {
     TRY_VOID(claim_socket_path(address.substr(kIpc.size()), "--client-endpoint"));
   }
@@ -116,6 +118,7 @@ ClientEndpoint::ClientEndpoint(Loop& loop, const EventLog& log, Listener& listen
 }
 
 ClientEndpoint::~ClientEndpoint() {
+  stop_accepting();
   hook_.reset();
   router_watch_.reset();
   monitor_watch_.reset();
@@ -127,8 +130,11 @@ void ClientEndpoint::set_linger(Duration linger) {
 }
 
 void ClientEndpoint::stop_accepting() {
-  if (accepting_) zmq_unbind(sockets_->router, address_.c_str());
-  accepting_ = false;
+  if (!std::exchange(accepting_, false)) return;
+  // ZeroMQ leaves the file. While it still listens the file is certainly ours; later it could be a
+  // successor's.
+  if (address_.rfind(kIpc, 0) == 0) ::unlink(address_.c_str() + kIpc.size());
+  zmq_unbind(sockets_->router, address_.c_str());
 }
 
 bool ClientEndpoint::busy() { return is_readable(sockets_->router) || is_readable(sockets_->monitor); }
