@@ -87,7 +87,8 @@ void bench_indexer(const IndexShape& shape, DType dtype, int threads, double sec
                                .out = out.data(),
                                .out_count = counts.data()};
   test::ThreadParallel parallel(threads);
-  const double best = best_seconds(seconds, [&] { kernels::index_select(p, parallel); });
+  const double best = best_seconds(
+      seconds, [&] { kernels::index_select(p, parallel); }, threads);
   char what[96];
   std::snprintf(what, sizeof what, "indexer %lld x %lld, %lld keys, %lld rows, top %lld",
                 (long long)shape.heads, (long long)shape.width, (long long)shape.keys, (long long)shape.rows,
@@ -119,7 +120,7 @@ void bench_attention(const AttentionShape& shape, DType dtype, int threads, doub
   const int64_t partial = shape.heads * kernels::partial_words(shape.latent);
   std::vector<float> partials(static_cast<size_t>(kRows * partial));
   test::ThreadParallel parallel(threads);
-  const double best = best_seconds(seconds, [&] {
+  const auto attend = [&] {
     parallel.run(kRows, [&](int64_t row, int) {
       kernels::mla_attend({.dtype = dtype,
                            .heads = shape.heads,
@@ -132,7 +133,8 @@ void bench_attention(const AttentionShape& shape, DType dtype, int threads, doub
                            .scale_log2 = 0.1f,
                            .partials = partials.data() + row * partial});
     });
-  });
+  };
+  const double best = best_seconds(seconds, attend, threads);
   char what[96];
   std::snprintf(what, sizeof what, "attention %lld heads, %lld + %lld, %lld of %lld entries, %lld rows",
                 (long long)shape.heads, (long long)shape.latent, (long long)shape.rope,
