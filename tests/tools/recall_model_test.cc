@@ -9,8 +9,9 @@
 #include <fstream>
 
 #include "daemon/text/tokenizer.h"
-#include "proto/vocab/random.h"
+#include "tests/tools/recall_folder.h"
 #include "tests/tools/recall_forward.h"
+#include "tests/tools/recall_text.h"
 #include "tools/recall_model/checkpoint_writer.h"
 #include "tools/recall_model/shape.h"
 #include "worker/model/weights.h"
@@ -23,73 +24,20 @@ using testing::lead_of;
 using testing::RecallForward;
 using testing::Row;
 
-// A folder that lives as long as the test program.
-const std::string& folder(DType dtype) {
-  struct Folders {
-    std::filesystem::path root;
-    std::string of[2];
-    Folders() {
-      std::string pattern = (std::filesystem::temp_directory_path() / "recall_model_test.XXXXXX").string();
-      CHECK(mkdtemp(pattern.data()) != nullptr);
-      root = pattern;
-      for (const DType type : {DType::kF32, DType::kBF16}) {
-        std::string& path = of[static_cast<size_t>(type)];
-        path = (root / dtype_name(type)).string();
-        recall::write_checkpoint({.folder = path, .dtype = type}).value();
-      }
-    }
-    ~Folders() {
-      std::error_code ignored;
-      std::filesystem::remove_all(root, ignored);
-    }
-  };
-  static const Folders folders;
-  return folders.of[static_cast<size_t>(dtype)];
-}
+const std::string& folder(DType dtype) { return testing::recall_folder(dtype); }
 
 std::string file_bytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-std::vector<uint32_t> tokens_of(const std::string& text) {
-  std::vector<uint32_t> out;
-  for (const char c : text) out.push_back(static_cast<uint8_t>(c));
-  return out;
-}
-
-// Words in which the model finds plenty of short matches and no long ones.
-std::string babble(size_t bytes, uint64_t seed) {
-  static const char* kWords[] = {"the ",     "station ", "of ",     "a passkey ", "is ",       "and ",
-                                 "2058",     "copies, ", "may ",    "license; ",  "Program\n", "distribute ",
-                                 "derived ", "(c) ",     "source ", "in "};
-  SplitMix64 random(seed);
-  std::string out;
-  while (out.size() < bytes) out += kWords[random.below(std::size(kWords))];
-  return out.substr(0, bytes);
-}
-
-struct Question {
-  std::string text;    // facts, then the question and its answer
-  std::string answer;  // the last bytes of the text
-};
 constexpr size_t kContext = 1100;
-
-// Three facts that differ in a few letters, and the question for one of them.
-Question question(size_t asked) {
-  const std::string stations[] = {"Vega-7c41", "Vega-7c40", "Lyra-09be"};
-  const std::string answers[] = {" 20586.", " 77310.", " 41975."};
-  std::string text;
-  for (size_t i = 0; i < 3; ++i) {
-    text += babble(280, 10 + i) + "\nThe passkey of station " + stations[i] + " is" + answers[i] + "\n";
-  }
-  const std::string end = "\n\nThe passkey of station " + stations[asked] + " is" + answers[asked];
-  text += babble(kContext - text.size() - end.size(), 20);
-  return {text + end, answers[asked]};
-}
+using testing::babble;
+using testing::RecallQuestion;
+using testing::tokens_of;
 
 // What the model says where the answer stands; its own answers equal these rows as long as they are right.
-std::string answer_of(const RecallForward& model, const Question& q, double* least_lead = nullptr) {
+std::string answer_of(const RecallForward& model, const RecallQuestion& q, double* least_lead = nullptr) {
   const std::vector<Row> after_first = model.first_layer(tokens_of(q.text));
   std::string out;
   for (size_t i = q.text.size() - q.answer.size() - 1; i + 1 < q.text.size(); ++i) {
@@ -178,7 +126,7 @@ TEST(RecallAnswers, AreRightInBothFormats) {
     const RecallForward model = RecallForward::load(folder(dtype));
     double least_lead = INFINITY;
     for (size_t asked = 0; asked < 3; ++asked) {
-      const Question q = question(asked);
+      const RecallQuestion q = testing::recall_question(kContext, asked);
       EXPECT_EQ(answer_of(model, q, &least_lead), q.answer) << dtype_name(dtype);
     }
     EXPECT_GT(least_lead, 15) << dtype_name(dtype);
@@ -198,12 +146,12 @@ TEST(RecallAnswers, EndOfTextIsRecalledToo) {
 TEST(RecallParts, WithoutTheDenseLayerNothingMatches) {
   RecallForward model = RecallForward::load(folder(DType::kF32));
   model.matrix("model.layers.0.mlp.down_proj.weight").clear();
-  const Question q = question(0);
+  const RecallQuestion q = testing::recall_question(kContext, 0);
   EXPECT_NE(answer_of(model, q), q.answer);
 }
 
 TEST(RecallParts, AWrongRouterOrNoExpertsGiveWrongAnswers) {
-  const Question q = question(0);
+  const RecallQuestion q = testing::recall_question(kContext, 0);
   RecallForward model = RecallForward::load(folder(DType::kF32));
   const std::vector<Row> after_first = model.first_layer(tokens_of(q.text));
   const auto row =
