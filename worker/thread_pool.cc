@@ -18,7 +18,7 @@ constexpr Duration kForever = Duration::max();
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads, Duration spin) : spin_(spin) {
+ThreadPool::ThreadPool(int threads, Duration spin) : spin_(spin), end_spinner_(spin) {
   CHECK_GE(threads, 1);
   threads_.reserve(static_cast<size_t>(threads - 1));
   for (int thread = 1; thread < threads; ++thread) {
@@ -71,7 +71,7 @@ void ThreadPool::run(int64_t task_count, const std::function<void(int64_t, int)>
 
   job_.fetch_and(~kOpen, std::memory_order_seq_cst);
   auto alone = [&] { return (job_.load(std::memory_order_seq_cst) & kHelpersMask) == 0; };
-  if (spin_until(spin_, alone)) return;
+  if (end_spinner_.until(alone)) return;
   for (;;) {
     const uint32_t heard = done_bell_.load(std::memory_order_seq_cst);
     if (alone()) return;
@@ -98,13 +98,14 @@ bool ThreadPool::join(uint64_t seen) {
 
 void ThreadPool::serve(int thread) {
   kernels::set_flush_to_zero();
+  Spinner spinner(spin_);
   uint64_t helped = 0;  // number of the last job that this thread was in
   auto something_new = [&] {
     const uint64_t job = job_.load(std::memory_order_seq_cst);
     return stop_.load(std::memory_order_seq_cst) || ((job & kOpen) != 0 && job >> 32 != helped);
   };
   for (;;) {
-    if (!spin_until(spin_, something_new)) {
+    if (!spinner.until(something_new)) {
       sleepers_.fetch_add(1, std::memory_order_seq_cst);
       for (;;) {
         const uint32_t heard = start_bell_.load(std::memory_order_seq_cst);

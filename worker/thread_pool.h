@@ -2,8 +2,9 @@
 //
 // Tasks are handed out one by one from a counter. A thread that wakes too late to help is not waited for: the
 // caller works through all tasks itself if need be, closes the job, and waits only for threads inside it.
-// Between jobs a thread spins for `spin` (worker/spin.h), then sleeps. Flush-to-zero is on in all of them and
-// stays on in the caller. One thread at a time calls run(), never from inside a body; bodies do not throw.
+// Between jobs a thread spins at most for `spin` (worker/spin.h), then sleeps. Flush-to-zero is on in all of
+// them and stays on in the caller. One thread at a time calls run(), never from inside a body; bodies do not
+// throw.
 #pragma once
 
 #include <atomic>
@@ -42,6 +43,7 @@ class ThreadPool : public kernels::Parallel {
   bool join(uint64_t seen);
 
   Duration spin_;
+  Spinner end_spinner_;  // of the caller, for helpers to leave
   std::vector<std::thread> threads_;
 
   // The job. Written by run() while nobody is inside, read by threads that have joined.

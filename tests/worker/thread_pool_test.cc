@@ -38,6 +38,20 @@ TEST(ThreadPool, EveryTaskRunsOnce) {
   }
 }
 
+TEST(Spinner, LearnsWhetherSpinningPays) {
+  Spinner spinner(64us);
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(spinner.until([] { return false; }));
+  EXPECT_EQ(spinner.now(), 1us);
+  // What takes longer than that is found by a full spin now and then.
+  while (spinner.now() == 1us) {
+    const Time ready = monotonic_now() + 5us;
+    (void)spinner.until([&] { return monotonic_now() >= ready; });
+  }
+  Spinner never(0us);
+  EXPECT_FALSE(never.until([] { return false; }));
+  EXPECT_TRUE(never.until([] { return true; }));
+}
+
 TEST(ThreadPool, ThreadNumbersAreExclusive) {
   ThreadPool pool(4, 0us);
   std::array<std::atomic<int>, 4> inside{};

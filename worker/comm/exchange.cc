@@ -4,7 +4,6 @@
 #include <string>
 
 #include "proto/vocab/check.h"
-#include "worker/spin.h"
 
 namespace weft::worker {
 namespace {
@@ -63,7 +62,7 @@ Exchange::Exchange(kv::ControlArena& control, std::vector<std::byte*> mailboxes,
       mailboxes_(std::move(mailboxes)),
       outbox_bytes_(mailbox_bytes / 2 / 64 * 64),
       rank_(rank),
-      spin_(spin_time(rank_count())) {
+      spinner_(spin_time(rank_count())) {
   CHECK_EQ(rank_count(), control.limits().rank_count);
   CHECK(rank >= 0 && rank < rank_count(), "rank ", rank);
 }
@@ -110,7 +109,7 @@ RankMask Exchange::wait_for_all(uint32_t target) {
   RankMask absent = missing(target);
   auto finished = [&] { return (absent = missing(target)) == 0 || control_.aborted(epoch_); };
   state.waiting_for.store(absent, std::memory_order_relaxed);
-  if (!spin_until(spin_, finished)) {
+  if (!spinner_.until(finished)) {
     bell.sleepers.fetch_or(mask_of(rank_), std::memory_order_seq_cst);
     for (;;) {
       const uint32_t heard = bell.rings.load(std::memory_order_seq_cst);

@@ -26,6 +26,7 @@
 #include "proto/vocab/clock.h"
 #include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
+#include "worker/spin.h"
 
 namespace weft::worker {
 
@@ -53,7 +54,7 @@ class Exchange {
   // reaped: nobody still reads an outbox.
   void begin_epoch(Epoch epoch);
   void set_deadline(Duration deadline) { deadline_ = deadline; }  // of one pass(); default 60 s
-  void set_spin(Duration spin) { spin_ = spin; }                  // default: spin_time(rank count)
+  void set_spin(Duration spin) { spinner_ = Spinner(spin); }      // default: spin_time(rank count)
 
   // Where to write for the next point. 64-byte aligned.
   std::span<std::byte> outbox();
@@ -82,7 +83,7 @@ class Exchange {
   Epoch epoch_{};
   uint32_t passed_ = 0;
   Duration deadline_ = std::chrono::seconds(60);
-  Duration spin_;
+  Spinner spinner_;
   Duration waited_{0};
 };
 
