@@ -315,7 +315,7 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
     const BlockId first = sequence.blocks[static_cast<size_t>(sequence.hit_blocks)];
     if (memory_.block(first).registered) memory_.forget(first);
   }
-  // Backwards, so that the tail of the chain is evicted first.
+  // Children before parents: a block in use has its parent in use.
   for (auto id = sequence.blocks.rbegin(); id != sequence.blocks.rend(); ++id) memory_.release(*id);
   memory_.unreserve(sequence.reserved);
   if (sequence.has_table) tables_.give_back(sequence.table, memory_.last_issued());

@@ -158,6 +158,27 @@ TEST(Abandoned, ARegroupInAnAbandonedPlanIsDoneAgain) {
   }
 }
 
+TEST(Abandoned, TwoRegroupsAreUndoneNewestFirst) {
+  Harness h(small_limits(4, 100));
+  const GroupingWish dcp = wish(kv::DecodeKind::kDcp, 4);
+  const RequestId id = h.submit(text(1, 18), 24, dcp);
+  for (int i = 0; i < 4; ++i) h.step();  // the last block is partial
+  const auto regroup = [&](const GroupingWish& wish) {
+    h.feed(RegroupRequested{1, id, false, true, true, wish, false});
+    return h.plan().value();
+  };
+  const Plan widened = regroup(kTpWish);
+  EXPECT_FALSE(widened.copies.empty());
+  EXPECT_TRUE(regroup(dcp).copies.empty());
+  h.in_flight.clear();
+  h.feed(PlansAbandoned{});  // nothing of it was run: the copies are still to be made
+  h.feed(RegroupRequested{1, id, false, true, true, kTpWish, false});
+  EXPECT_EQ(h.plan()->copies.size(), widened.copies.size());
+  h.run_oldest();
+  h.run_all();
+  h.expect_right(id);
+}
+
 TEST(ControlPlane, EqualEventsGiveEqualPlans) {
   const auto trace = [] {
     Limits limits = small_limits(4, 30);

@@ -293,6 +293,27 @@ TEST(PrefixCache, EvictsTheTailOfTheOldestChainAndNeverAUsedBlock) {
   h.expect_right(user);
 }
 
+TEST(PrefixCache, ABlockThatAPlanInFlightReadsIsNotEvicted) {
+  Harness h(small_limits(1, 10));
+  RequestArrived arrived = h.arrival(text(1, 16), 8);
+  arrived.stop_tokens = {truth_of(0, arrived.prompt, 1, {}, -1).tokens.back()};
+  const RequestId stops = h.submit(arrived);
+  h.plan();
+  h.plan();  // a row that will be wasted
+  h.run_oldest();
+  ASSERT_FALSE(h.plane.request(stops));
+  EXPECT_EQ(h.entries().cached, 4);
+  EXPECT_EQ(h.entries().in_flight, 1);
+  const RequestId next = h.submit(text(2, 40), 1);  // needs all ten pages
+  EXPECT_EQ(h.plan()->spans[0].rows, 5 * 4) << "as many as are free";
+  EXPECT_EQ(h.plane.counters().evicted_blocks, 0);
+  h.run_oldest();
+  h.run_oldest();
+  h.run_all();
+  EXPECT_EQ(h.plane.counters().evicted_blocks, 4);
+  h.expect_right(next);
+}
+
 TEST(PrefixCache, TwinsComputedAtTheSameTimeAreRegisteredOnce) {
   Harness h(small_limits(1, 64));
   const RequestId a = h.submit(text(1, 16), 6), b = h.submit(text(1, 16), 6);
