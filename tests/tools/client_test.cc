@@ -222,9 +222,12 @@ TEST(Client, AnInterruptCancelsAndWaitsForTheEnd) {
   Client client = connected(daemon, interrupt.descriptor);
   StreamHandlers handlers;
   handlers.token = [&](const auto&) { interrupt.raise(); };
+  int interrupts = 0;
+  handlers.interrupted = [&] { ++interrupts; };
   const auto outcome = client.generate(prompt("a"), handlers, kPatience);
   ASSERT_TRUE(outcome) << outcome.error().text();
   EXPECT_EQ(outcome->reason(), "cancelled");
+  EXPECT_EQ(interrupts, 1);
 }
 
 TEST(Client, ASecondInterruptLeaves) {

@@ -181,7 +181,7 @@ TEST(ExitCodes, AreStable) {
       {ErrorCode::kInternal, 1}};
   for (const auto& [code, exit] : expected)
     EXPECT_EQ(exit_code_of(error(code, "")), exit) << error_code_name(code);
-  EXPECT_EQ(exit_code_of(error(ErrorCode::kCancelled, "interrupted", "signal")), 130);
+  EXPECT_EQ(exit_code_of(client::interrupt_error()), 130);
 }
 
 TEST(ExitCodes, NoDaemonIs69ForEveryCommandThatNeedsOne) {
@@ -522,13 +522,22 @@ TEST(Generate, AnswersInJson) {
   EXPECT_EQ(answer["digest"]["sha256"], "b11c187293f67c5a4fca84d509b3354537528291ae4d1f9315b9868b02f4305a");
 }
 
-TEST(Generate, AFailedOrCancelledStreamFails) {
+TEST(Generate, AFailedStreamFails) {
   Answering failing;
   failing.reason = "error";
   const Outcome failed = run(at(failing.daemon, {"generate", "p"}));
   EXPECT_EQ(failed.code, kExitFailed);
   EXPECT_EQ(failed.out, "ab\n") << "what there was is shown";
   EXPECT_THAT(failed.err, HasSubstr("error: numerical"));
+}
+
+// Cancelled by somebody else: a failure, but not an interrupt.
+TEST(Generate, ACancelledStreamIsNotAnInterrupt) {
+  Answering cancelled;
+  cancelled.reason = "cancelled";
+  const Outcome outcome = run(at(cancelled.daemon, {"generate", "p"}));
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_EQ(outcome.err, "error: cancelled: the request was cancelled\n");
 }
 
 TEST(PositionDigests, OrderAndRepetitionDoNotMatter) {

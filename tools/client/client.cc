@@ -7,12 +7,19 @@
 #include "tools/client/utf8.h"
 
 namespace weft::client {
+namespace {
+
+constexpr char kInterruptField[] = "signal";
+
+}  // namespace
 
 Error from_wire(const wire::WireError& error) {
   const bool known = error.code() > wire::ERROR_OK && wire::WireErrorCode_IsValid(error.code());
   return Error{known ? static_cast<ErrorCode>(error.code()) : ErrorCode::kInternal, error.message(),
                error.field()};
 }
+
+Error interrupt_error() { return error(ErrorCode::kCancelled, "interrupted", kInterruptField); }
 
 bool is_interrupt(const Error& error) {
   return error.code == ErrorCode::kCancelled && error.field == kInterruptField;
@@ -128,6 +135,7 @@ Result<wire::Finished> Client::generate(const wire::GenerateRequest& request, co
       if (is_interrupt(reply.error()) && stream.request != 0 && !stream.cancelling) {
         stream.cancelling = true;
         TRY_VOID(send_cancel(stream.request));
+        if (handlers.interrupted) handlers.interrupted();
         continue;
       }
       forget(tag);

@@ -24,7 +24,9 @@ inline constexpr Duration kForever = Duration::max();
 inline constexpr uint32_t kProtocolVersion = 1;
 
 Error from_wire(const wire::WireError& error);
-// Whether an error of ours means that interrupt_fd became readable (and not that the daemon cancelled).
+// The error that says that interrupt_fd became readable, and whether an error is that one (and not a request
+// that somebody cancelled).
+Error interrupt_error();
 bool is_interrupt(const Error& error);
 
 struct ClientOptions {
@@ -41,6 +43,7 @@ struct StreamHandlers {
   std::function<void(const wire::PrefillProgress&)> progress;
   std::function<void(const wire::TokenEvent&)> token;
   std::function<void(const wire::PositionDigest&)> digest;
+  std::function<void()> interrupted;  // the user wants out, and the request has been cancelled for it
 };
 
 class Client {

@@ -141,7 +141,7 @@ Result<void> Client::Connection::wait(const Deadline& deadline) {
   if (count == 3 && (items[2].revents & ZMQ_POLLIN) != 0) {
     char drained[256];
     if (::read(options_.interrupt_fd, drained, sizeof drained) > 0) {
-      return error(ErrorCode::kCancelled, "interrupted", kInterruptField);
+      return interrupt_error();
     }
   }
   if ((items[1].revents & ZMQ_POLLIN) != 0) read_monitor();

@@ -17,8 +17,6 @@
 
 namespace weft::client {
 
-inline constexpr char kInterruptField[] = "signal";
-
 struct Client::Connection {
   Connection() = default;
   ~Connection();

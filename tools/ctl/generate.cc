@@ -73,6 +73,7 @@ struct Answer {
   std::vector<uint32_t> tokens;
   PositionDigests digests;
   bool progress_shown = false;
+  bool interrupted = false;
 
   void put(const std::string& piece) {
     text += piece;
@@ -105,6 +106,7 @@ client::StreamHandlers handlers_of(Answer& answer) {
   handlers.digest = [&](const wire::PositionDigest& digest) {
     answer.digests.add(digest.position(), digest.sha256());
   };
+  handlers.interrupted = [&] { answer.interrupted = true; };
   return handlers;
 }
 
@@ -169,7 +171,8 @@ Result<void> run_generate(Context& context) {
   if (context.arguments.stats) put_stats(context, finished);
   if (finished.reason() == "error") return client::from_wire(finished.error());
   if (finished.reason() == "cancelled") {
-    return error(ErrorCode::kCancelled, "the request was cancelled", "signal");
+    if (answer.interrupted) return client::interrupt_error();
+    return error(ErrorCode::kCancelled, "the request was cancelled");
   }
   return {};
 }

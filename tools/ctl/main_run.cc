@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iostream>
 
+#include "tools/client/client.h"
 #include "tools/ctl/command.h"
 #include "tools/ctl/exit_code.h"
 #include "tools/ctl/help.h"
@@ -29,7 +30,8 @@ int report(const Error& error, bool json, Context& context) {
   if (json) {
     context.err << dump(error_document(error, code)) << std::endl;
   } else {
-    context.err << "error: " << error.text() << std::endl;
+    const bool interrupted = client::is_interrupt(error);
+    context.err << (interrupted ? "interrupted" : "error: " + error.text()) << std::endl;
     if (error.code == ErrorCode::kUnavailable) {
       context.err << "(start weftd, or name its sockets with --state-dir, --control-socket or --client)"
                   << std::endl;

@@ -35,7 +35,7 @@ Result<void> pause(const Context& context, Duration duration) {
     if (::poll(&item, 1, deadline.poll_ms()) > 0) {
       char drained[256];
       if (::read(context.interrupt_fd, drained, sizeof drained) > 0) {
-        return error(ErrorCode::kCancelled, "interrupted", "signal");
+        return client::interrupt_error();
       }
     }
   }
@@ -171,7 +171,7 @@ Result<void> run_regroup(Context& context) {
   regroup.set_dry_run(a.dry_run);
   TRY(const auto reply, ask(context, std::move(request)));
   put(context, text_of(context, "regroup", reply.regroup(),
-                       regroup_view(reply.regroup(), a.dry_run, context.terminal)));
+                       regroup_view(reply.regroup(), a.defaults, a.dry_run, context.terminal)));
   // The outcomes have been shown; the first failure decides the exit code.
   for (const auto& outcome : reply.regroup().outcomes()) {
     if (outcome.error().code() != wire::ERROR_OK) return client::from_wire(outcome.error());
@@ -227,8 +227,10 @@ Result<void> run_record(Context& context) {
   wire::ControlRequest request;
   request.mutable_record()->set_on(context.arguments.on_or_off == "on");
   TRY(const auto reply, ask(context, std::move(request)));
+  const std::string& path = reply.record().path();
+  const bool on = context.arguments.on_or_off == "on";
   const std::string view =
-      reply.record().path().empty() ? "recording is off\n" : reply.record().path() + "\n";
+      path.empty() ? "nothing is recorded\n" : (on ? "recording to " : "recorded to ") + path + "\n";
   put(context, text_of(context, "record", reply.record(), view));
   return {};
 }

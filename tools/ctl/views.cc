@@ -82,9 +82,16 @@ std::string stored_text(const google::protobuf::RepeatedPtrField<wire::RankStore
   return table.text(terminal);
 }
 
+// Of the prompt, without what the prefix cache served; so far, while it prefills.
+uint64_t prompt_tokens_computed(const wire::RequestStatus& status) {
+  const bool whole = status.completion_tokens() > 0;
+  const uint64_t done =
+      whole ? status.prompt_tokens() : std::min(status.computed_tokens(), status.prompt_tokens());
+  return done > status.cached_tokens() ? done - status.cached_tokens() : 0;
+}
+
 std::string phases_text(const wire::ExplainReply& reply, const Terminal& terminal) {
   const wire::Trace& trace = reply.trace();
-  const uint64_t computed = reply.status().computed_tokens();
   Table table({{"phase"},
                {"grouping"},
                {"steps", true},
@@ -92,8 +99,7 @@ std::string phases_text(const wire::ExplainReply& reply, const Terminal& termina
                {"tokens/s", true},
                {"crossed", false, true}});
   table.add({"prefill", trace.prefill(), count(trace.prefill_steps()), human_time(trace.prefill_ns()),
-             human_rate(std::min(computed, reply.status().prompt_tokens() - reply.status().cached_tokens()),
-                        trace.prefill_ns()),
+             human_rate(prompt_tokens_computed(reply.status()), trace.prefill_ns()),
              crossed_text(trace.prefill_crossed())});
   table.add({"decode", trace.decode(), count(trace.decode_steps()), human_time(trace.decode_ns()),
              human_rate(trace.decode_steps(), trace.decode_ns()), crossed_text(trace.decode_crossed())});
@@ -238,7 +244,8 @@ std::string explain_view(const wire::ExplainReply& reply, const Terminal& termin
   return out;
 }
 
-std::string regroup_view(const wire::RegroupReply& reply, bool dry_run, const Terminal& terminal) {
+std::string regroup_view(const wire::RegroupReply& reply, bool defaults, bool dry_run,
+                         const Terminal& terminal) {
   std::string out;
   if (!reply.outcomes().empty()) {
     Table table({{"id", true},
@@ -255,7 +262,7 @@ std::string regroup_view(const wire::RegroupReply& reply, bool dry_run, const Te
     }
     out += table.text(terminal);
   }
-  if (!reply.decode().empty()) {
+  if (defaults) {
     out += "defaults: " + groupings(reply.prefill(), reply.decode(), reply.index()) + "\n";
   }
   return out.empty() ? "nothing to regroup\n" : out;

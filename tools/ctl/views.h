@@ -13,7 +13,9 @@ std::string status_view(const wire::StatusReply& status, const Terminal& termina
 std::string requests_view(const wire::RequestsReply& reply, const Terminal& terminal);
 std::string workers_view(const wire::WorkersReply& reply, const Terminal& terminal);
 std::string explain_view(const wire::ExplainReply& reply, const Terminal& terminal);
-std::string regroup_view(const wire::RegroupReply& reply, bool dry_run, const Terminal& terminal);
+// The defaults are shown where they were asked for.
+std::string regroup_view(const wire::RegroupReply& reply, bool defaults, bool dry_run,
+                         const Terminal& terminal);
 
 // A state's word in its colour.
 Cell state_cell(const std::string& state);

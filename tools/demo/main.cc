@@ -2,6 +2,7 @@
 #include <iostream>
 #include <random>
 
+#include "tools/client/client.h"
 #include "tools/ctl/exit_code.h"
 #include "tools/ctl/interrupt.h"
 #include "tools/ctl/json.h"
@@ -35,7 +36,8 @@ int report_error(const weft::Error& error, const Context& context) {
   if (context.arguments.json()) {
     context.err << weft::ctl::dump(weft::ctl::error_document(error, code)) << std::endl;
   } else {
-    context.err << "error: " << error.text() << std::endl;
+    const bool interrupted = weft::client::is_interrupt(error);
+    context.err << (interrupted ? "interrupted" : "error: " + error.text()) << std::endl;
   }
   return code;
 }
@@ -45,7 +47,9 @@ int report_error(const weft::Error& error, const Context& context) {
 // Exit codes as weftctl's; 1 also when an answer was wrong or bytes moved at the switch.
 int main(int count, char** words) {
   DemoOptions options;
-  options.seed = std::random_device()() % 1'000'000;
+  std::random_device random;
+  options.seed = random() % 1'000'000;
+  options.cache_salt = "demo-" + std::to_string(random());
   Context context{{}, std::cin, std::cout, std::cerr, weft::ctl::terminal_of_process()};
   context.open_interrupts = weft::ctl::interrupt_descriptor;
   CLI::App app("weft-demo: sends a long document with three facts to weftd, asks for them, and reports");

@@ -10,6 +10,9 @@ namespace weft::demo {
 
 void ProgressBar::show(uint64_t done, uint64_t total) {
   if (total == 0 || done > total) return;
+  // A prompt out of the prefix cache is done at the first look: nothing to draw.
+  if (done == total && !shown_) return;
+  shown_ = true;
   const auto elapsed = static_cast<uint64_t>((monotonic_now() - started_).count());
   const std::string text = std::to_string(100 * done / total) + " %  " +
                            human_count(static_cast<int64_t>(done)) + " of " +

@@ -22,7 +22,8 @@ class ProgressBar {
   const ctl::Terminal& terminal_;
   Time started_ = monotonic_now();
   uint64_t tenths_shown_ = 0;
-  bool drawn_ = false;
+  bool shown_ = false;  // anything at all
+  bool drawn_ = false;  // a bar stands on the terminal's line
 };
 
 }  // namespace weft::demo

@@ -111,11 +111,11 @@ std::string crossed_table(const Report& report, const ctl::Terminal& terminal) {
 }
 
 std::string cache_sentence(const Report& report) {
-  std::string out = "The document was read once: ";
+  std::string out = "The document was read once. From the prefix cache came";
   for (size_t i = 1; i < report.turns.size(); ++i) {
     const auto& usage = report.turns[i].finished.usage();
-    out += (i == 1 ? "turn " : ", turn ") + std::to_string(i + 1) + " took " + count(usage.cached_tokens()) +
-           " of its " + count(usage.prompt_tokens()) + " prompt tokens from the prefix cache";
+    out += (i == 1 ? " " : ", ") + count(usage.cached_tokens()) + " of turn " + std::to_string(i + 1) +
+           "'s " + count(usage.prompt_tokens()) + " prompt tokens";
   }
   return out + ".\n";
 }

@@ -45,18 +45,17 @@ void introduce(const DemoOptions& options, const LongPrompt& prompt, const wire:
               << std::flush;
 }
 
-wire::GenerateRequest request_of(const std::string& prompt, const Fact& fact,
-                                 const ctl::Arguments& arguments) {
+// What all turns ask alike.
+wire::GenerateRequest common_request(const DemoOptions& options, const ctl::Arguments& arguments) {
   wire::GenerateRequest request;
-  request.set_text(prompt);
-  request.set_max_tokens(static_cast<uint32_t>(fact.answer.size()));  // one token per byte
   request.set_prefill(arguments.prefill);
   request.set_decode(arguments.decode);
   request.set_index(arguments.index);
+  request.set_cache_salt(options.cache_salt);
   return request;
 }
 
-Result<Turn> ask_for(const Fact& fact, const std::string& prompt, const std::string& label,
+Result<Turn> ask_for(const Fact& fact, const wire::GenerateRequest& request, const std::string& label,
                      client::Client& client, ctl::Context& context) {
   const bool people = !context.arguments.json();
   Turn turn;
@@ -76,9 +75,10 @@ Result<Turn> ask_for(const Fact& fact, const std::string& prompt, const std::str
     if (people) context.out << ctl::styled(token.text(), ctl::Style::kBold, context.terminal) << std::flush;
     turn.answered += token.text();
   };
+  bool interrupted = false;
+  handlers.interrupted = [&] { interrupted = true; };
   const Time begin = monotonic_now();
-  auto finished = client.generate(request_of(prompt, fact, context.arguments), handlers,
-                                  ctl::timeout_of(context.arguments, client::kForever));
+  auto finished = client.generate(request, handlers, ctl::timeout_of(context.arguments, client::kForever));
   turn.wall_ns = static_cast<uint64_t>((monotonic_now() - begin).count());
   bar.clear();
   if (people) context.out << "\n" << std::flush;
@@ -87,7 +87,8 @@ Result<Turn> ask_for(const Fact& fact, const std::string& prompt, const std::str
   turn.answered += turn.finished.text();
   if (turn.finished.reason() == "error") return client::from_wire(turn.finished.error());
   if (turn.finished.reason() == "cancelled") {
-    return error(ErrorCode::kCancelled, "the request was cancelled", "signal");
+    return interrupted ? client::interrupt_error()
+                       : error(ErrorCode::kCancelled, "the request was cancelled");
   }
   return turn;
 }
@@ -105,12 +106,15 @@ Result<bool> run_demo(const DemoOptions& options, ctl::Context& context) {
   if (!context.arguments.json()) introduce(options, prompt, status.status(), context);
 
   Report report{options.context, prompt.document.size(), options.seed, status.status(), {}};
+  wire::GenerateRequest request = common_request(options, context.arguments);
   std::string conversation = prompt.document;
   for (size_t i = 0; i < prompt.facts.size(); ++i) {
     const Fact& fact = prompt.facts[i];
     conversation += fact.question();
     const std::string label = "[" + std::to_string(i + 1) + "/" + std::to_string(prompt.facts.size()) + "]";
-    TRY(Turn turn, ask_for(fact, conversation, label, client, context));
+    request.set_text(conversation);
+    request.set_max_tokens(static_cast<uint32_t>(fact.answer.size()));  // one token per byte
+    TRY(Turn turn, ask_for(fact, request, label, client, context));
     turn.planted_at = static_cast<double>(fact.offset) / static_cast<double>(prompt.document.size());
     conversation += turn.answered;
     report.turns.push_back(std::move(turn));
