@@ -79,6 +79,15 @@ INSTANTIATE_TEST_SUITE_P(Models, EveryFamily,
                                            Setting{"deepseek_v32", DType::kBF16}),
                          setting_name);
 
+TEST(Sampled, TheSameTokensUnderEveryGrouping) {
+  BitsModel model = bits_model({"deepseek_v32", DType::kF32});
+  model.sampling = {0.9f, 40, 0.95f, 20'240'611};
+  BitsHarness harness(model);
+  int64_t bad = 0;
+  for (const int ranks : {2, 4, 8}) bad += harness.mismatches_batched(cases_of(ranks, 64, true));
+  EXPECT_EQ(bad, 0);
+}
+
 class BigBlocks : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(BigBlocks, TheSameBits) {

@@ -76,6 +76,7 @@ EngineOptions BitsHarness::engine_options(int ranks, int64_t chunk, int64_t requ
   options.workers.max_step_rows = std::max<int64_t>(model_.prompt_tokens, 512);
   options.workers.pool = {2 * blocks * requests, 2 * blocks * requests};
   options.workers.table_count = 2 * requests + 4;
+  options.workers.threads = ranks == 2 ? 2 : 1;  // the reference has one
   options.max_chunk_rows = chunk;
   options.max_context = round_up(tokens + model_.block_tokens, model_.block_tokens);
   return options;
@@ -85,6 +86,7 @@ RequestOptions BitsHarness::request_options(const BitsCase& one, bool prefix_cac
   RequestOptions options;
   options.grouping = {one.prefill, one.decode, one.index};
   options.max_tokens = model_.answer_tokens;
+  options.sampling = model_.sampling;
   options.use_prefix_cache = prefix_cache;
   return options;
 }

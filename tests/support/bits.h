@@ -32,6 +32,7 @@ struct BitsModel {
   int64_t block_tokens = 8;
   int64_t prompt_tokens = 205;  // 25 blocks and a partial one
   int64_t answer_tokens = 14;   // crosses at least two block boundaries
+  controlplane::SamplingParams sampling;
 };
 
 class BitsHarness {
