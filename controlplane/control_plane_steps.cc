@@ -1,0 +1,170 @@
+// What becomes of plans: acknowledged by all ranks, or abandoned.
+#include "controlplane/control_plane.h"
+
+#include <algorithm>
+
+#include "proto/vocab/check.h"
+
+namespace weft::controlplane {
+
+void ControlPlane::complete(const PlanRecord& record, Notices& notices) {
+  memory_.completed(record.step);
+  tables_.complete(record.step);
+  for (const SpanRecord& span : record.spans) {
+    // A request that ended meanwhile: its row was wasted.
+    if (Sequence* sequence = find(span.request)) complete_span(*sequence, span, record, notices);
+  }
+}
+
+void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, const PlanRecord& record,
+                                 Notices& notices) {
+  CHECK_EQ(sequence.computed, span.start);
+  const auto fail = [&](ErrorCode code, const char* message) {
+    finish(sequence, FinishReason::kError, error(code, message), notices);
+  };
+  const Sample* sample = nullptr;
+  for (const Sample& s : record.samples) {
+    if (span.sample && s.sample_index == span.sample_index) sample = &s;
+  }
+  if (span.sample && sample == nullptr) return fail(ErrorCode::kInternal, "a step gave no sample");
+  if (sample != nullptr && sample->not_finite)
+    return fail(ErrorCode::kNumerical, "logits held NaN or infinity");
+
+  sequence.computed += span.rows;
+  if (span.prefill) {
+    notices.push_back(
+        PrefillNotice{sequence.id, std::min(sequence.computed, sequence.prompt), sequence.prompt});
+  }
+  register_blocks(sequence);
+  if (sequence.thin && sequence.thin_step == record.step && !sequence.needs_switch) {
+    thin_blocks(sequence, memory_);
+    sequence.thin = false;
+  }
+  if (sequence.suspect_until > 0 && sequence.computed >= sequence.suspect_until) {
+    sequence.suspect_until = 0;
+    std::erase(suspects_, sequence.id);
+  }
+  if (sample == nullptr) return;
+  sequence.tokens.push_back(sample->token);
+  ++counters_.generated_tokens;
+  notices.push_back(TokenNotice{sequence.id, sequence.answered() - 1, sample->token});
+  const auto& stops = sequence.stop_tokens;
+  if (std::find(stops.begin(), stops.end(), sample->token) != stops.end()) {
+    finish(sequence, FinishReason::kStop, error(ErrorCode::kOk, ""), notices);
+  } else if (sequence.answered() == sequence.max_tokens) {
+    finish(sequence, FinishReason::kLength, error(ErrorCode::kOk, ""), notices);
+  }
+}
+
+// Full blocks whose rows all ranks have acknowledged can be shared from now on.
+void ControlPlane::register_blocks(Sequence& sequence) {
+  if (!sequence.use_prefix_cache) return;
+  const int64_t block_tokens = limits_.geometry.block_tokens;
+  while (sequence.registers && (sequence.registered_blocks + 1) * block_tokens <= sequence.computed) {
+    const auto index = static_cast<size_t>(sequence.registered_blocks);
+    if (index == sequence.hashes.size()) {
+      const std::span<const uint32_t> tokens(sequence.tokens);
+      sequence.hashes.push_back(kv::block_hash(
+          index == 0 ? sequence.root : sequence.hashes[index - 1],
+          tokens.subspan(index * static_cast<size_t>(block_tokens), static_cast<size_t>(block_tokens))));
+    }
+    const BlockId parent = index == 0 ? kNoBlock : sequence.blocks[index - 1];
+    sequence.registers = memory_.insert(sequence.blocks[index], sequence.hashes[index], parent);
+    if (sequence.registers) ++sequence.registered_blocks;
+  }
+}
+
+void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure, Notices& notices) {
+  switch (reason) {
+    case FinishReason::kStop:
+    case FinishReason::kLength:
+      ++counters_.finished;
+      break;
+    case FinishReason::kCancelled:
+      ++counters_.cancelled;
+      break;
+    case FinishReason::kError:
+      ++counters_.failed;
+      break;
+  }
+  notices.emplace_back(FinishedNotice{sequence.id, reason, std::move(failure), sequence.prompt,
+                                      sequence.cached, sequence.answered()});
+  // What a failed request has computed itself is not trusted.
+  if (reason == FinishReason::kError && sequence.registered_blocks > sequence.hit_blocks) {
+    const BlockId first = sequence.blocks[static_cast<size_t>(sequence.hit_blocks)];
+    if (memory_.block(first).registered) memory_.forget(first);
+  }
+  // Children before parents: a block in use has its parent in use.
+  for (auto id = sequence.blocks.rbegin(); id != sequence.blocks.rend(); ++id) memory_.release(*id);
+  memory_.unreserve(sequence.reserved);
+  if (sequence.has_table) tables_.give_back(sequence.table, memory_.last_issued());
+  std::erase(suspects_, sequence.id);
+  std::erase(running_, &sequence);
+  std::erase(waiting_, &sequence);
+  sequences_.erase(sequence.id);
+}
+
+// ---- abandoned plans ------------------------------------------------------------------------------------
+
+void ControlPlane::on(Time, const PlansAbandoned&, Notices& notices) {
+  if (in_flight_.empty()) return;
+  const std::vector<PlanRecord> abandoned(in_flight_.begin(), in_flight_.end());
+  in_flight_.clear();
+  counters_.abandoned_plans += static_cast<int64_t>(abandoned.size());
+  for (auto record = abandoned.rbegin(); record != abandoned.rend(); ++record) undo(*record);
+  // They will not be run: whatever waited for them is free.
+  memory_.completed(memory_.last_issued());
+  tables_.complete(memory_.last_issued());
+
+  std::vector<Sequence*> affected;
+  for (const PlanRecord& record : abandoned) {
+    for (const SpanRecord& span : record.spans) {
+      Sequence* sequence = find(span.request);
+      if (sequence != nullptr && std::find(affected.begin(), affected.end(), sequence) == affected.end()) {
+        affected.push_back(sequence);
+      }
+    }
+  }
+  const bool alone = abandoned.size() == 1 && abandoned[0].alone;
+  for (Sequence* sequence : affected) {
+    if (alone) {
+      finish(*sequence, FinishReason::kError,
+             error(ErrorCode::kInternal, "the workers failed repeatedly on this request alone"), notices);
+    } else {
+      roll_back(*sequence, abandoned);
+    }
+  }
+}
+
+void ControlPlane::undo(const PlanRecord& record) {
+  for (auto change = record.changes.rbegin(); change != record.changes.rend(); ++change) {
+    Block* block = memory_.find_block(change->block, change->serial);
+    if (block == nullptr || block->page(change->stream, change->rank) != change->page) continue;
+    if (change->made_valid) {
+      block->valid_in(change->stream) &= ~mask_of(change->rank);
+    } else {
+      block->valid_in(change->stream) |= mask_of(change->rank);
+    }
+  }
+  for (const ValidChange& change : record.changes) {
+    Block* block = memory_.find_block(change.block, change.serial);
+    if (block != nullptr && block->references == 0) memory_.drop_invalid(change.block);
+  }
+}
+
+// Its rows in the abandoned plans are unscheduled again, and it is retried alone up to where it was.
+void ControlPlane::roll_back(Sequence& sequence, const std::vector<PlanRecord>& abandoned) {
+  if (sequence.suspect_until == 0) {
+    const auto later = std::find_if(suspects_.begin(), suspects_.end(),
+                                    [&](RequestId id) { return sequences_.at(id)->order > sequence.order; });
+    suspects_.insert(later, sequence.id);
+  }
+  sequence.suspect_until = std::max(sequence.suspect_until, sequence.scheduled);
+  sequence.scheduled = sequence.computed;
+  sequence.samples_scheduled = sequence.answered();
+  if (sequence.thin_step >= abandoned.front().step) sequence.thin_step = StepId{0};
+  // Copies it relied on may not have happened; the next plan looks at every block again.
+  sequence.needs_switch = true;
+}
+
+}  // namespace weft::controlplane
