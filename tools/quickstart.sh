@@ -29,7 +29,9 @@ while [[ $# -gt 0 ]]; do
   case $1 in
     --context) needs_value "$@"; is_number "$@"; context=$2; shift ;;
     --workers) needs_value "$@"; is_number "$@"; workers=$2; shift ;;
-    --file) needs_value "$@"; demo_options+=(--file "$(realpath "$2")"); shift ;;
+    --file) needs_value "$@"
+      [[ -r $2 ]] || { echo "quickstart: cannot read $2" >&2; exit 2; }
+      demo_options+=(--file "$(realpath "$2")"); shift ;;
     --seed) needs_value "$@"; demo_options+=(--seed "$2"); shift ;;
     --keep) keep=true ;;
     --help | -h) usage; exit 0 ;;
@@ -71,11 +73,12 @@ stop_daemon() {
 
 # Whatever ends this script, nothing of it stays.
 cleanup() {
-  local code=$?
+  local code=$? died=false
   trap - EXIT INT TERM
   if [[ -n $state ]]; then
+    is_alive || died=true
     stop_daemon
-    if [[ $code != 0 && -s $state/weftd.log ]]; then
+    if [[ $code != 0 && $died == true && -s $state/weftd.log ]]; then
       echo "The daemon's last words:" >&2
       tail -n 15 "$state/weftd.log" >&2
     fi
@@ -145,7 +148,7 @@ The daemon is still running. Try:
   $bin/weftctl status --state-dir $state
   $bin/weftctl requests --all --state-dir $state
   $bin/weftctl explain 1 --state-dir $state
-  $bin/weftctl generate --file README.md -n 32 --decode dp --state-dir $state
+  $bin/weftctl generate 'To be or not to be, that is it. To be or not to be' -n 12 --decode dp --state-dir $state
   $bin/weftctl regroup --defaults --decode tp --state-dir $state
   $bin/weft-demo --state-dir $state --context $context --index split
 Stop it with:
