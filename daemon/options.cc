@@ -57,7 +57,7 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
           ->check(at_least(1))
           ->group(memory);
   app.add_option("--pool-bytes", options.pool_bytes,
-                 "Bytes of each rank's page pool, as 512MiB (the default)")
+                 "Bytes of each rank's page pool, as 512MiB (default: 128MiB)")
       ->transform(CLI::AsSizeValue(false))
       ->excludes(tokens)
       ->group(memory);
@@ -178,7 +178,7 @@ Result<void> check_memory(const RawOptions& raw, Options& options) {
     return bad("block-tokens",
                "must be a power of two from 8 to 256, not " + std::to_string(options.block_tokens));
   }
-  if (options.pool_tokens == 0 && options.pool_bytes == 0) options.pool_bytes = 512 * kMiB;
+  if (options.pool_tokens == 0 && options.pool_bytes == 0) options.pool_bytes = 128 * kMiB;
   if (options.pool_bytes < 0 || options.pool_bytes > int64_t{1} << 46) {
     return bad("pool-bytes", "must be from 1 to 64 TiB");
   }

@@ -31,7 +31,7 @@ TEST(Options, Defaults) {
   EXPECT_EQ(options.model_name, "tmp");
   EXPECT_EQ(options.workers, 1);
   EXPECT_GE(options.threads_per_worker, 1);
-  EXPECT_EQ(options.pool_bytes, 512 * kMiB);
+  EXPECT_EQ(options.pool_bytes, 128 * kMiB);
   EXPECT_EQ(options.max_step_rows, 2048);
   EXPECT_FALSE(options.decode.has_value());
   EXPECT_EQ(options.devices.size(), 1u);
