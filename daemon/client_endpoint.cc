@@ -132,9 +132,8 @@ void ClientEndpoint::set_linger(Duration linger) {
 void ClientEndpoint::stop_accepting() {
   if (!std::exchange(accepting_, false)) return;
   // ZeroMQ leaves the file. While it still listens the file is certainly ours; later it could be a
-  // successor's.
+  // successor's. (Unbinding would close the connections that came through it, and lose their last replies.)
   if (address_.rfind(kIpc, 0) == 0) ::unlink(address_.c_str() + kIpc.size());
-  zmq_unbind(sockets_->router, address_.c_str());
 }
 
 bool ClientEndpoint::busy() { return is_readable(sockets_->router) || is_readable(sockets_->monitor); }

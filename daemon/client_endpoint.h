@@ -50,7 +50,7 @@ class ClientEndpoint {
 
   const std::string& address() const { return address_; }  // as bound: a wildcard port is resolved
   Sent send(const ClientIdentity& client, const std::string& frame);
-  // No new connections; the present ones stay.
+  // An ipc path is no longer to be found; the present connections stay. (A TCP port listens until the end.)
   void stop_accepting();
   // How long the destructor may go on handing out what was sent. Default: not at all.
   void set_linger(Duration linger);

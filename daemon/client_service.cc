@@ -87,13 +87,16 @@ void ClientService::stop() {
   for (const auto& [id, prompt] : prompts_) send_error(prompt->client, prompt->tag, why);
   prompts_.clear();
   for (auto& [id, request] : requests_) {
+    // The engine will not get to say it: its steps end with the workers.
+    const RequestRecord* record = engine_->book().find(id);
+    CHECK(record != nullptr, "request ", number(id), " has no record");
     wire::ClientReply reply = reply_to(request->tag);
-    reply.mutable_finished()->set_request(number(id));
-    reply.mutable_finished()->set_reason("cancelled");
-    reply.mutable_finished()->set_text(request->decoder.finish());
-    fill_error(why, reply.mutable_finished()->mutable_error());
+    wire::Finished* finished = reply.mutable_finished();
+    fill_finished(controlplane::FinishReason::kCancelled, *record, engine_->stored(id), *finished);
+    finished->set_text(request->decoder.finish());
+    fill_error(why, finished->mutable_error());
     (void)endpoint_->send(request->client, reply.SerializeAsString());
-    if (engine_ != nullptr) engine_->post(controlplane::CancelRequested{id});
+    engine_->post(controlplane::CancelRequested{id});
   }
   requests_.clear();
   by_client_.clear();
@@ -102,7 +105,6 @@ void ClientService::stop() {
 }
 
 // ---- frames
-// --------------------------------------------------------------------------------------------------
 
 void ClientService::client_frame(const ClientIdentity& client, std::string_view frame) {
   wire::ClientRequest request;
@@ -156,7 +158,6 @@ void ClientService::client_gone(const ClientIdentity& client) {
 }
 
 // ---- requests
-// ------------------------------------------------------------------------------------------------
 
 void ClientService::generate(const ClientIdentity& client, uint64_t tag,
                              const wire::GenerateRequest& request) {
@@ -299,7 +300,6 @@ void ClientService::credit(const ClientIdentity& client, uint64_t tag, const wir
 }
 
 // ---- notices
-// --------------------------------------------------------------------------------------------------
 
 void ClientService::token(const controlplane::TokenNotice& notice) {
   const auto found = requests_.find(notice.request);
@@ -354,24 +354,29 @@ void ClientService::finished(const controlplane::FinishedNotice& notice, const R
   Request& request = *found->second;
   wire::ClientReply reply;
   wire::Finished* finished = reply.mutable_finished();
-  finished->set_request(number(notice.request));
-  finished->set_reason(controlplane::finish_reason_name(notice.reason));
-  finished->mutable_usage()->set_prompt_tokens(static_cast<uint64_t>(notice.prompt_tokens));
-  finished->mutable_usage()->set_cached_tokens(static_cast<uint64_t>(notice.cached_tokens));
-  finished->mutable_usage()->set_completion_tokens(static_cast<uint64_t>(notice.completion_tokens));
-  if (notice.reason == controlplane::FinishReason::kError)
+  fill_finished(notice.reason, record, record.stored.value_or(StoredBytes{}), *finished);
+  if (notice.reason == controlplane::FinishReason::kError) {
     fill_error(notice.error, finished->mutable_error());
+  }
   if (request.ended_by_us) fill_error(*request.ended_by_us, finished->mutable_error());
   finished->set_text(request.decoder.finish());
-  fill_trace(record, record.stored.value_or(StoredBytes{}), engine_->plane().limits().rank_count, loop_.now(),
-             finished->mutable_trace());
   const bool given_up = request.ended_by_us.has_value();
   push(notice.request, reply, Stream::Frame::kLast);
   if (given_up) drop(notice.request);  // it did not read before; it gets this only if there is room now
 }
 
+// All but the text and the error.
+void ClientService::fill_finished(controlplane::FinishReason reason, const RequestRecord& record,
+                                  const StoredBytes& stored, wire::Finished& to) const {
+  to.set_request(number(record.id));
+  to.set_reason(controlplane::finish_reason_name(reason));
+  to.mutable_usage()->set_prompt_tokens(static_cast<uint64_t>(record.prompt_tokens));
+  to.mutable_usage()->set_cached_tokens(static_cast<uint64_t>(record.cached_tokens));
+  to.mutable_usage()->set_completion_tokens(static_cast<uint64_t>(record.completion_tokens));
+  fill_trace(record, stored, engine_->plane().limits().rank_count, loop_.now(), to.mutable_trace());
+}
+
 // ---- streams
-// ----------------------------------------------------------------------------------------------------
 
 ClientService::Request* ClientService::find(const ClientIdentity& client, uint64_t request) {
   const auto found = requests_.find(RequestId{request});

@@ -236,7 +236,6 @@ ControlService::Answer ControlService::record(const wire::RecordRequest& request
 }
 
 // ---- regroup
-// --------------------------------------------------------------------------------------------------
 
 Result<void> ControlService::set_defaults(const wire::RegroupRequest& request) {
   TRY(const controlplane::GroupingWish wish,
@@ -328,7 +327,6 @@ void ControlService::finish_regroup(Regroup& regroup) {
 }
 
 // ---- journal
-// ----------------------------------------------------------------------------------------------------
 
 int64_t ControlService::begin(const std::string& command, const std::string& detail) {
   log_.info("command", {{"command", command}, {"detail", detail}});

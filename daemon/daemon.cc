@@ -122,7 +122,6 @@ void Daemon::stop(const std::string& why) {
 }
 
 // ---- fleet
-// --------------------------------------------------------------------------------------------------
 
 Result<ArenaSizes> Daemon::size_arenas(const wire::ModelDescription& model) {
   TRY(sizing_, size_everything(options_, model));

@@ -37,7 +37,7 @@ Engine::Engine(Loop& loop, const EventLog& log, const controlplane::Limits& limi
   look_timer_.start(Watchdog::kLookInterval, Watchdog::kLookInterval);
 }
 
-// ---- requests ---------------------------------------------------------------------------------------------
+// ---- requests
 
 void Engine::arrive(controlplane::RequestArrived event) {
   RequestRecord record;
@@ -107,7 +107,6 @@ void Engine::dispatch(const std::vector<controlplane::Notice>& notices) {
 }
 
 // ---- plans
-// --------------------------------------------------------------------------------------------------
 
 void Engine::plan_ahead() {
   if (!epoch_) return;
@@ -177,7 +176,6 @@ void Engine::epoch_lost() {
 }
 
 // ---- results
-// --------------------------------------------------------------------------------------------------
 
 bool Engine::InFlight::done(int rank_count) const {
   return std::all_of(results.begin(), results.begin() + rank_count,
@@ -296,7 +294,6 @@ void Engine::note_stored_of_ending(const InFlight& flight) {
 }
 
 // ---- watching
-// ---------------------------------------------------------------------------------------------------
 
 void Engine::look() {
   std::array<RankProgress, kMaxRanks> progress;

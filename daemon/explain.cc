@@ -1,6 +1,10 @@
 #include "daemon/explain.h"
 
+#include <algorithm>
+
 #include "controlplane/placement.h"
+#include "kv/cost.h"
+#include "proto/vocab/units.h"
 
 namespace weft::daemon {
 namespace {
@@ -14,13 +18,61 @@ std::vector<kv::DecodeWish> wishes(int rank_count) {
   return all;
 }
 
+kv::CostModel cost_model(const controlplane::Limits& limits, const wire::ModelDescription& model) {
+  kv::CostModel cost;
+  cost.geometry = limits.geometry;
+  cost.layers = static_cast<int64_t>(model.layers());
+  cost.dense_layers = static_cast<int64_t>(model.first_dense_layers());
+  cost.heads = static_cast<int64_t>(model.heads());
+  cost.hidden = static_cast<int64_t>(model.hidden());
+  cost.vocabulary = static_cast<int64_t>(model.vocabulary());
+  cost.query_width = static_cast<int64_t>(model.query_width());
+  // An entry is as wide as a query, in the cache's dtype.
+  cost.query_bytes = static_cast<int64_t>(model.entry_bytes() / std::max<uint64_t>(1, model.query_width()));
+  cost.latent_width = static_cast<int64_t>(model.latent_width());
+  cost.index_topk = static_cast<int64_t>(model.index_topk());
+  cost.rank_count = limits.rank_count;
+  return cost;
+}
+
+StoredBytes stored_under(const controlplane::Limits& limits, const kv::Residency& residency, int64_t tokens,
+                         int origin) {
+  StoredBytes stored{};
+  const int64_t blocks = ceil_div(tokens, limits.geometry.block_tokens);
+  for (const kv::Stream stream : {kv::Stream::kEntries, kv::Stream::kIndexKeys}) {
+    const kv::Pattern pattern = stream == kv::Stream::kEntries ? residency.entries : residency.index_keys;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const RankMask holders = kv::pattern_holders(pattern, block, origin, limits.rank_count);
+      for (int rank = 0; rank < limits.rank_count; ++rank) {
+        if (!holds(holders, rank)) continue;
+        stored[static_cast<size_t>(stream)][static_cast<size_t>(rank)] += limits.geometry.page_bytes(stream);
+      }
+    }
+  }
+  return stored;
+}
+
+// One decode step of a request of so many tokens.
+void fill_crossed_of_step(const kv::CostModel& model, const controlplane::Placement& placement,
+                          int64_t tokens, int origin, wire::GroupingCost* to) {
+  kv::CostSpan span;
+  span.start = tokens;
+  span.grouping = placement.grouping;
+  span.index_c = placement.index_c;
+  span.residency = placement.residency;
+  span.origin = origin;
+  span.head_rows = 1;
+  fill_crossed(kv::total_layer_cost(model, span, model.index_layers() > 0).crossed, to->mutable_per_layer());
+  fill_crossed(kv::total_step_cost(model, span).crossed, to->mutable_per_step());
+}
+
 }  // namespace
 
 void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& plane,
                 const wire::ModelDescription& model,
                 google::protobuf::RepeatedPtrField<wire::GroupingCost>* to) {
-  (void)model;
   const controlplane::Limits& limits = plane.limits();
+  const kv::CostModel costs = cost_model(limits, model);
   const auto snapshot = plane.request(record.id);
   const bool running = snapshot && snapshot->state != controlplane::RequestState::kWaiting;
   const int64_t tokens =
@@ -37,20 +89,9 @@ void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& p
       line->set_decode(kv::decode_name(wish));
       line->set_index(kv::index_name(kind));
       line->set_present(running && snapshot->placement == placement);
-      StoredBytes stored{};
-      for (int rank = 0; rank < limits.rank_count; ++rank) {
-        for (const kv::Stream stream : {kv::Stream::kEntries, kv::Stream::kIndexKeys}) {
-          const kv::Pattern pattern =
-              stream == kv::Stream::kEntries ? placement.residency.entries : placement.residency.index_keys;
-          int64_t pages = 0;
-          for (int64_t block = 0; block < ceil_div(tokens, limits.geometry.block_tokens); ++block) {
-            pages += holds(kv::pattern_holders(pattern, block, origin, limits.rank_count), rank) ? 1 : 0;
-          }
-          stored[static_cast<size_t>(stream)][static_cast<size_t>(rank)] =
-              pages * limits.geometry.page_bytes(stream);
-        }
-      }
-      fill_stored(stored, limits.rank_count, line->mutable_stored());
+      fill_stored(stored_under(limits, placement.residency, tokens, origin), limits.rank_count,
+                  line->mutable_stored());
+      fill_crossed_of_step(costs, placement, tokens, origin, line);
       if (line->present()) line->set_step_ns(static_cast<uint64_t>(record.last_step_ns));
       if (!running) continue;
       controlplane::GroupingWish asked = snapshot->wish;

@@ -50,7 +50,7 @@ class EndpointTest : public testing::Test {
   Loop loop_;
 };
 
-// ---- control socket ---------------------------------------------------------------------------------------
+// ---- control socket
 
 class ControlClient {
  public:
@@ -238,7 +238,7 @@ TEST_F(ControlTest, APathInUseIsRefusedAndADeadOneTaken) {
   EXPECT_TRUE(std::filesystem::exists(file));
 }
 
-// ---- client socket ----------------------------------------------------------------------------------------
+// ---- client socket
 
 struct Recorder : ClientEndpoint::Listener {
   void client_frame(const ClientIdentity& client, std::string_view frame) override {

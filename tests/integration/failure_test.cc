@@ -1,0 +1,208 @@
+// Workers that are killed or stopped, clients that leave or do not read: every other stream goes on, with the
+// tokens of the undisturbed run.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "proto/vocab/random.h"
+#include "tests/integration/harness.h"
+
+namespace weft::integration {
+namespace {
+
+const std::vector<std::string> kArguments = {"--workers",     "4",    "--max-step-rows", "128",
+                                             "--pool-tokens", "16384"};
+
+void kill_worker(Daemon& daemon, SplitMix64& random, int number = SIGKILL) {
+  const auto workers = daemon.workers();
+  const auto& victim = workers[random.below(workers.size())];
+  if (victim.pid() != 0) ::kill(static_cast<pid_t>(victim.pid()), number);
+}
+
+wire::GenerateRequest long_request(const char* decode) {
+  auto request = text_request(prompt_with_fact(3000, "Vega-7c41", "20586"), 60);
+  request.set_decode(decode);
+  request.set_no_prefix_cache(true);
+  return request;
+}
+
+TEST(Failure, KilledWorkersCostNoToken) {
+  const uint64_t seed = 4711;
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SplitMix64 random(seed);
+  Daemon daemon(kArguments);
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  const char* decodes[] = {"tp", "dcp(2)", "dcp(4)", "dp"};
+  std::vector<std::vector<uint32_t>> undisturbed;
+  for (const char* decode : decodes) undisturbed.push_back(run_request(client, long_request(decode)).tokens);
+  ASSERT_EQ(undisturbed[0].size(), 60u);
+
+  int prefill_kills = 0, decode_kills = 0;
+  for (int trial = 0; trial < 40; ++trial) {
+    const size_t which = static_cast<size_t>(trial) % 4;
+    const bool in_prefill = trial % 2 == 0;
+    const uint64_t at = in_prefill ? random.below(2700) : random.below(58);
+    bool done = false;
+    client::StreamHandlers handlers;
+    // Points of progress: rows of the prompt, then tokens. Between two of them the kill comes when it comes.
+    handlers.progress = [&](const wire::PrefillProgress& progress) {
+      if (!in_prefill || done || progress.done() < at) return;
+      done = true;
+      prefill_kills += progress.done() < progress.total() ? 1 : 0;
+      kill_worker(daemon, random);
+    };
+    handlers.accepted = [&](const wire::Accepted&) {
+      if (!in_prefill || at > 300 || done) return;
+      done = true;
+      ++prefill_kills;
+      kill_worker(daemon, random);
+    };
+    handlers.token = [&](const wire::TokenEvent& event) {
+      if (in_prefill || done || event.index() < at) return;
+      done = true;
+      ++decode_kills;
+      kill_worker(daemon, random);
+    };
+    const Answer answer = run_request(client, long_request(decodes[which]), handlers);
+    ASSERT_FALSE(answer.failure.has_value()) << answer.failure->text();
+    ASSERT_EQ(answer.finished.reason(), "length") << answer.finished.ShortDebugString();
+    ASSERT_EQ(answer.tokens, undisturbed[which]) << "trial " << trial;
+  }
+  RecordProperty("prefill_kills", prefill_kills);
+  RecordProperty("decode_kills", decode_kills);
+  EXPECT_GE(prefill_kills, 15);  // progress is told five times a second, so some of them may come too late
+  EXPECT_EQ(decode_kills, 20);
+  EXPECT_GE(daemon.status().worker_restarts(), 20u);
+  EXPECT_EQ(daemon.log().find("repeat_differs"), std::string::npos);
+  daemon.signal(SIGTERM);
+  EXPECT_EQ(daemon.wait_exit(), 0);
+  EXPECT_EQ(daemon.leftovers(), "");
+}
+
+TEST(Failure, TwoWorkersAtOnceAndManyStreams) {
+  SplitMix64 random(99);
+  Daemon daemon(kArguments);
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  const char* decodes[] = {"tp", "dcp(2)", "dcp(4)", "dp"};
+  std::vector<std::vector<uint32_t>> alone;
+  for (const char* decode : decodes) alone.push_back(run_request(client, long_request(decode)).tokens);
+  std::vector<uint64_t> tags;
+  for (const char* decode : decodes) tags.push_back(client.start(long_request(decode)).value());
+  std::vector<std::vector<uint32_t>> tokens(4);
+  int events = 0;
+  for (size_t i = 0; i < tags.size(); ++i) {
+    for (;;) {
+      auto reply = client.next(tags[i], kPatience);
+      ASSERT_TRUE(reply.has_value()) << reply.error().text();
+      if (reply->has_token()) tokens[i].push_back(reply->token().token());
+      if (++events % 40 == 0) {
+        kill_worker(daemon, random);
+        kill_worker(daemon, random);
+      }
+      if (reply->has_finished()) break;
+    }
+  }
+  for (size_t i = 0; i < tags.size(); ++i) EXPECT_EQ(tokens[i], alone[i]) << decodes[i];
+}
+
+TEST(Failure, AStoppedWorkerIsFoundAndReplaced) {
+  SplitMix64 random(5);
+  auto arguments = kArguments;
+  arguments.insert(arguments.end(), {"--heartbeat-deadline", "2"});
+  Daemon daemon(arguments);
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  const Answer undisturbed = run_request(client, long_request("dcp(4)"));
+  client::StreamHandlers handlers;
+  handlers.token = [&](const wire::TokenEvent& event) {
+    if (event.index() == 30) kill_worker(daemon, random, SIGSTOP);
+  };
+  const Answer answer = run_request(client, long_request("dcp(4)"), handlers);
+  EXPECT_EQ(answer.tokens, undisturbed.tokens);
+  EXPECT_NE(daemon.log().find("worker_hung"), std::string::npos);
+}
+
+TEST(Failure, AClientThatLeavesGivesItsBlocksBackWithinTwoSteps) {
+  Daemon daemon(kArguments);
+  ASSERT_TRUE(daemon.wait_ready());
+  {
+    auto client = daemon.client();
+    auto request = long_request("tp");
+    request.set_max_tokens(8000);
+    const auto tag = client.start(request);
+    ASSERT_TRUE(tag.has_value());
+    for (int tokens = 0; tokens < 5;) {
+      auto reply = client.next(*tag, kPatience);
+      ASSERT_TRUE(reply.has_value()) << reply.error().text();
+      tokens += reply->has_token() ? 1 : 0;
+    }
+  }
+  EXPECT_TRUE(wait_until([&] { return daemon.status().running() == 0; }));
+  const uint64_t steps = daemon.status().steps();
+  const auto all_back = [&] {
+    const auto status = daemon.status();
+    return std::all_of(status.pools().begin(), status.pools().end(), [](const wire::PoolStatus& pool) {
+      return pool.entries().used() + pool.entries().in_flight() + pool.index_keys().used() +
+                 pool.index_keys().in_flight() ==
+             0;
+    });
+  };
+  EXPECT_TRUE(wait_until(all_back));
+  EXPECT_LE(daemon.status().steps(), steps + 2);
+}
+
+TEST(Failure, AClientThatDoesNotReadPausesItselfAlone) {
+  auto arguments = kArguments;
+  arguments.insert(arguments.end(), {"--stall-limit", "100"});
+  Daemon daemon(arguments);
+  ASSERT_TRUE(daemon.wait_ready());
+  auto other = daemon.client();
+  const Answer undisturbed = run_request(other, long_request("dcp(2)"));
+
+  auto client = daemon.client();
+  auto request = long_request("dcp(2)");
+  request.set_credit(7);
+  const uint64_t tag = client.start(request).value();
+  std::vector<uint32_t> tokens;
+  uint64_t id = 0;
+  while (tokens.size() < 7) {
+    auto reply = client.next(tag, kPatience);
+    ASSERT_TRUE(reply.has_value()) << reply.error().text();
+    if (reply->has_accepted()) id = reply->accepted().request();
+    if (reply->has_token()) tokens.push_back(reply->token().token());
+  }
+  wire::ControlRequest list;
+  list.mutable_requests();
+  EXPECT_TRUE(wait_until([&] {
+    const auto reply = daemon.control(list);
+    return reply.requests().requests_size() == 1 && reply.requests().requests(0).state() == "paused";
+  }));
+  EXPECT_EQ(run_request(other, long_request("dcp(2)")).tokens, undisturbed.tokens);
+  ASSERT_TRUE(client.grant(id, 1000).has_value());
+  for (;;) {
+    auto reply = client.next(tag, kPatience);
+    ASSERT_TRUE(reply.has_value()) << reply.error().text();
+    if (reply->has_token()) tokens.push_back(reply->token().token());
+    if (reply->has_finished()) break;
+  }
+  EXPECT_EQ(tokens, undisturbed.tokens);
+}
+
+TEST(Failure, AClientThatNeverReadsIsCancelledAfterTheLimit) {
+  auto arguments = kArguments;
+  arguments.insert(arguments.end(), {"--stall-limit", "0.3"});
+  Daemon daemon(arguments);
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  auto request = long_request("tp");
+  request.set_credit(2);
+  ASSERT_TRUE(client.start(request).has_value());
+  EXPECT_TRUE(wait_until([&] { return daemon.log().find("client_stalled") != std::string::npos; }));
+  EXPECT_TRUE(wait_until([&] { return daemon.status().running() == 0; }));
+  EXPECT_EQ(daemon.status().state(), "ready");
+}
+
+}  // namespace
+}  // namespace weft::integration

@@ -1,0 +1,192 @@
+// Start, generate under every grouping, stop; and every way to end that is not a plain stop.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+
+#include "tests/integration/harness.h"
+
+namespace weft::integration {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+const std::vector<std::string> kFour = {"--workers", "4", "--max-step-rows", "256", "--pool-tokens", "32768"};
+
+std::vector<std::string> with(std::vector<std::string> arguments, std::vector<std::string> more) {
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+TEST(Lifecycle, StartGenerateUnderEveryGroupingStop) {
+  Daemon daemon(kFour);
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  std::vector<uint32_t> first;
+  for (const char* prefill : {"zigzag", "interleave", "none"}) {
+    for (const char* decode : {"tp", "dcp(2)", "dcp(4)", "dp"}) {
+      auto request = text_request(prompt_with_fact(3000, "Vega-7c41", "20586"), 8);
+      request.set_prefill(prefill);
+      request.set_decode(decode);
+      request.set_no_prefix_cache(true);
+      const Answer answer = run_request(client, request);
+      ASSERT_FALSE(answer.failure.has_value()) << answer.failure->text();
+      EXPECT_THAT(answer.text, StartsWith(" 20586.")) << prefill << " " << decode;
+      EXPECT_EQ(answer.finished.reason(), "length");
+      EXPECT_EQ(answer.finished.trace().switch_bytes(), 0u) << prefill << " " << decode;
+      if (first.empty()) first = answer.tokens;
+      EXPECT_EQ(answer.tokens, first);
+    }
+  }
+  const auto status = daemon.status();
+  EXPECT_EQ(status.state(), "ready");
+  EXPECT_EQ(status.finished(), 12u);
+  EXPECT_EQ(status.running(), 0u);
+  daemon.signal(SIGTERM);
+  EXPECT_EQ(daemon.wait_exit(), 0);
+  EXPECT_EQ(daemon.leftovers(), "");
+}
+
+TEST(Lifecycle, PrefixHitsSpareThePrompt) {
+  Daemon daemon(kFour);
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  const auto request = text_request(prompt_with_fact(2000, "Mira-19aa", "77120"), 8);
+  const Answer cold = run_request(client, request), warm = run_request(client, request);
+  EXPECT_EQ(cold.finished.usage().cached_tokens(), 0u);
+  EXPECT_GE(warm.finished.usage().cached_tokens(), 1900u);
+  EXPECT_EQ(warm.tokens, cold.tokens);
+}
+
+TEST(Lifecycle, RegroupWhileDecodingChangesNoToken) {
+  Daemon daemon(kFour);
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  auto request = text_request(prompt_with_fact(2000, "Vega-7c41", "20586"), 150);
+  request.set_no_prefix_cache(true);
+  const Answer undisturbed = run_request(client, request);
+  client::StreamHandlers handlers;
+  uint64_t id = 0;
+  handlers.accepted = [&](const wire::Accepted& accepted) { id = accepted.request(); };
+  const char* route[] = {"dcp(2)", "dcp(4)", "tp", "dp", "dcp(4)"};
+  int applied = 0;
+  handlers.token = [&](const wire::TokenEvent& event) {
+    if (event.index() % 20 != 10 || event.index() > 100) return;
+    wire::ControlRequest regroup;
+    regroup.mutable_regroup()->add_requests(id);
+    regroup.mutable_regroup()->set_decode(route[event.index() / 20 % 5]);
+    const auto reply = daemon.control(regroup);
+    ASSERT_EQ(reply.regroup().outcomes_size(), 1) << reply.ShortDebugString();
+    if (!reply.regroup().outcomes(0).has_error()) ++applied;
+  };
+  const Answer moved = run_request(client, request, handlers);
+  EXPECT_EQ(moved.tokens, undisturbed.tokens);
+  EXPECT_GE(applied, 4);
+  EXPECT_GE(moved.finished.trace().regroups(), 4u);
+}
+
+TEST(Lifecycle, SigtermEndsStreamsWithATypedReply) {
+  Daemon daemon(kFour);
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  client::StreamHandlers handlers;
+  handlers.token = [&](const wire::TokenEvent& event) {
+    if (event.index() == 3) daemon.signal(SIGTERM);
+  };
+  const Answer answer =
+      run_request(client, text_request("Say this again and again. Say this", 20000), handlers);
+  ASSERT_FALSE(answer.failure.has_value()) << answer.failure->text();
+  EXPECT_EQ(answer.finished.reason(), "cancelled");
+  EXPECT_EQ(answer.finished.error().code(), wire::ERROR_UNAVAILABLE);
+  EXPECT_EQ(daemon.wait_exit(), 0);
+  EXPECT_EQ(daemon.leftovers(), "");
+}
+
+TEST(Lifecycle, ShutdownOverTheControlSocket) {
+  Daemon daemon(kFour);
+  ASSERT_TRUE(daemon.wait_ready());
+  wire::ControlRequest request;
+  request.mutable_shutdown();
+  EXPECT_TRUE(daemon.control(request).has_shutdown());
+  EXPECT_EQ(daemon.wait_exit(), 0);
+  EXPECT_EQ(daemon.leftovers(), "");
+}
+
+TEST(Lifecycle, TheDaemonsDeathEndsTheWorkersAndASuccessorTakesItsFolder) {
+  std::string folder;
+  {
+    Daemon daemon(with(kFour, {"--decode", "dcp(4)"}));
+    daemon.keep_folder();
+    folder = daemon.folder();
+    ASSERT_TRUE(daemon.wait_ready());
+    auto client = daemon.client();
+    client::StreamHandlers handlers;
+    handlers.token = [&](const wire::TokenEvent& event) {
+      if (event.index() == 3) daemon.signal(SIGKILL);
+    };
+    const Answer answer =
+        run_request(client, text_request("Say this again and again. Say this", 20000), handlers);
+    ASSERT_TRUE(answer.failure.has_value());
+    EXPECT_EQ(answer.failure->code, ErrorCode::kUnavailable);
+    EXPECT_EQ(daemon.wait_exit(), -1);
+    const Time died = monotonic_now();
+    EXPECT_TRUE(wait_until([&] { return daemon.leftovers().find("process") == std::string::npos; }));
+    RecordProperty("workers_ended_after_ms", static_cast<int>(seconds(monotonic_now() - died) * 1000));
+  }
+  // The sockets of the dead daemon lie there still; the successor takes them over, and remembers the
+  // defaults.
+  Daemon successor(kFour, recall_model(), folder);
+  ASSERT_TRUE(successor.wait_ready());
+  EXPECT_EQ(successor.status().decode(), "dcp(4)");
+  auto client = successor.client();
+  EXPECT_EQ(run_request(client, text_request("abc abc abc", 4)).tokens.size(), 4u);
+  successor.signal(SIGINT);
+  EXPECT_EQ(successor.wait_exit(), 0);
+  EXPECT_EQ(successor.leftovers(), "");
+}
+
+TEST(Lifecycle, TheCommandLineAndTheStateFolderAreChecked) {
+  const Finished usage =
+      run_program({WEFT_WEFTD, "--model", recall_model(), "--workers", "4", "--decode", "dcp(3)"});
+  EXPECT_EQ(usage.exit_code, 2);
+  EXPECT_THAT(usage.errors, HasSubstr("--decode"));
+  const Finished unwritable = run_program({WEFT_WEFTD, "--model", recall_model(), "--state-dir", "/proc/weft",
+                                           "--client-endpoint", "tcp://127.0.0.1:*"});
+  EXPECT_EQ(unwritable.exit_code, 1);
+  EXPECT_THAT(unwritable.errors, HasSubstr("cannot write to state folder /proc/weft"));
+
+  Daemon daemon(with(kFour, {"--client-endpoint", "tcp://127.0.0.1:*"}));
+  ASSERT_TRUE(daemon.wait_ready());
+  const Finished second =
+      run_program({WEFT_WEFTD, "--model", recall_model(), "--state-dir", daemon.folder()});
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_THAT(second.errors, HasSubstr("in use by another weftd"));
+  const std::string other = daemon.folder() + "/other";
+  const Finished port = run_program({WEFT_WEFTD, "--model", recall_model(), "--state-dir", other,
+                                     "--client-endpoint", daemon.status().client_endpoint()});
+  EXPECT_EQ(port.exit_code, 1);
+  EXPECT_THAT(port.errors, HasSubstr("cannot listen at tcp://127.0.0.1:"));
+  const Finished socket = run_program({WEFT_WEFTD, "--model", recall_model(), "--state-dir", other,
+                                       "--control-socket", daemon.control_socket()});
+  EXPECT_EQ(socket.exit_code, 1);
+  EXPECT_THAT(socket.errors, HasSubstr("is in use"));
+  EXPECT_EQ(daemon.status().state(), "ready");
+}
+
+TEST(Lifecycle, ABrokenCheckpointEndsTheDaemonWithItsReason) {
+  namespace fs = std::filesystem;
+  const std::string folder = recall_model() + "-broken";
+  fs::remove_all(folder);
+  fs::copy(recall_model(), folder);
+  fs::resize_file(folder + "/model.safetensors", 100'000);
+  Daemon daemon(kFour, folder);
+  EXPECT_FALSE(daemon.wait_ready());
+  EXPECT_EQ(daemon.wait_exit(), 1);
+  EXPECT_THAT(daemon.log(), HasSubstr("weftd: bad_checkpoint"));
+  EXPECT_EQ(daemon.leftovers(), "");
+}
+
+}  // namespace
+}  // namespace weft::integration
