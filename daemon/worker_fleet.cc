@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kv/packet_socket.h"
+#include "proto/vocab/units.h"
 
 namespace weft::daemon {
 namespace {
@@ -341,9 +342,15 @@ void WorkerFleet::map_arenas_everywhere() {
 }
 
 void WorkerFleet::send_arenas(int rank) {
-  ranks_[static_cast<size_t>(rank)]->phase = Phase::kLoading;
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  own.phase = Phase::kLoading;
+  // It touches its whole pool before it can say anything again; a slow machine does that at 50 MiB/s.
+  const wire::MapArenas arenas = arenas_->message();
+  const auto pool = static_cast<int64_t>(arenas.pool_bytes(rank));
+  own.supervisor.progress(loop_.now() + std::chrono::seconds(pool / (50 * kMiB)));
+  if (const auto deadline = own.supervisor.deadline()) own.timer->start(*deadline - loop_.now());
   wire::ToWorker message;
-  *message.mutable_map_arenas() = arenas_->message();
+  *message.mutable_map_arenas() = arenas;
   send(rank, message, arenas_->descriptors());
 }
 

@@ -26,6 +26,55 @@ wire::GenerateRequest long_request(const char* decode) {
   return request;
 }
 
+// Rows of the only running request that are computed; empty when none runs.
+std::optional<uint64_t> computed_rows(Daemon& daemon) {
+  wire::ControlRequest list;
+  list.mutable_requests();
+  const auto reply = daemon.control(list);
+  if (reply.requests().requests_size() != 1) return std::nullopt;
+  return reply.requests().requests(0).computed_tokens();
+}
+
+struct KilledRun {
+  std::vector<uint32_t> tokens;
+  std::string reason;
+  bool killed_in_prefill = false;
+  bool killed_in_decode = false;
+};
+
+// Runs a request and kills a worker once so many rows are computed (asked for every few milliseconds), or so
+// many tokens have come.
+KilledRun run_and_kill(Daemon& daemon, client::Client& client, SplitMix64& random,
+                       const wire::GenerateRequest& request, std::optional<uint64_t> at_row,
+                       uint64_t at_token) {
+  KilledRun run;
+  const uint64_t tag = client.start(request).value();
+  bool killed = false;
+  while (run.reason.empty()) {
+    if (at_row && !killed) {
+      const auto rows = computed_rows(daemon);
+      if (rows && *rows >= *at_row) {
+        killed = true;
+        run.killed_in_prefill = run.tokens.empty();
+        kill_worker(daemon, random);
+      }
+    }
+    auto reply = client.next(tag, std::chrono::milliseconds(at_row && !killed ? 2 : 120'000));
+    if (!reply && reply.error().code == ErrorCode::kDeadlineExceeded && at_row && !killed) continue;
+    if (!reply) {
+      ADD_FAILURE() << reply.error().text();
+      return run;
+    }
+    if (reply->has_token()) run.tokens.push_back(reply->token().token());
+    if (reply->has_finished()) run.reason = reply->finished().reason();
+    if (!at_row && !killed && run.tokens.size() > at_token) {
+      killed = run.killed_in_decode = true;
+      kill_worker(daemon, random);
+    }
+  }
+  return run;
+}
+
 TEST(Failure, KilledWorkersCostNoToken) {
   const uint64_t seed = 4711;
   SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -39,41 +88,20 @@ TEST(Failure, KilledWorkersCostNoToken) {
   ASSERT_EQ(undisturbed[0].size(), 60u);
 
   int prefill_kills = 0, decode_kills = 0;
-  for (int trial = 0; trial < 40; ++trial) {
+  for (int trial = 0; trial < 80 && (prefill_kills < 20 || decode_kills < 20); ++trial) {
     const size_t which = static_cast<size_t>(trial) % 4;
-    const bool in_prefill = trial % 2 == 0;
-    const uint64_t at = in_prefill ? random.below(2700) : random.below(58);
-    bool done = false;
-    client::StreamHandlers handlers;
-    // Points of progress: rows of the prompt, then tokens. Between two of them the kill comes when it comes.
-    handlers.progress = [&](const wire::PrefillProgress& progress) {
-      if (!in_prefill || done || progress.done() < at) return;
-      done = true;
-      prefill_kills += progress.done() < progress.total() ? 1 : 0;
-      kill_worker(daemon, random);
-    };
-    handlers.accepted = [&](const wire::Accepted&) {
-      if (!in_prefill || at > 300 || done) return;
-      done = true;
-      ++prefill_kills;
-      kill_worker(daemon, random);
-    };
-    handlers.token = [&](const wire::TokenEvent& event) {
-      if (in_prefill || done || event.index() < at) return;
-      done = true;
-      ++decode_kills;
-      kill_worker(daemon, random);
-    };
-    const Answer answer = run_request(client, long_request(decodes[which]), handlers);
-    ASSERT_FALSE(answer.failure.has_value()) << answer.failure->text();
-    ASSERT_EQ(answer.finished.reason(), "length") << answer.finished.ShortDebugString();
-    ASSERT_EQ(answer.tokens, undisturbed[which]) << "trial " << trial;
+    std::optional<uint64_t> at_row;
+    if (decode_kills >= 20 || (prefill_kills < 20 && trial / 4 % 2 == 0)) at_row = random.below(2600);
+    const KilledRun run =
+        run_and_kill(daemon, client, random, long_request(decodes[which]), at_row, random.below(58));
+    ASSERT_EQ(run.reason, "length") << "trial " << trial;
+    ASSERT_EQ(run.tokens, undisturbed[which]) << "trial " << trial;
+    prefill_kills += run.killed_in_prefill ? 1 : 0;
+    decode_kills += run.killed_in_decode ? 1 : 0;
   }
-  RecordProperty("prefill_kills", prefill_kills);
-  RecordProperty("decode_kills", decode_kills);
-  EXPECT_GE(prefill_kills, 15);  // progress is told five times a second, so some of them may come too late
+  EXPECT_EQ(prefill_kills, 20);
   EXPECT_EQ(decode_kills, 20);
-  EXPECT_GE(daemon.status().worker_restarts(), 20u);
+  EXPECT_GE(daemon.status().worker_restarts(), 40u);
   EXPECT_EQ(daemon.log().find("repeat_differs"), std::string::npos);
   daemon.signal(SIGTERM);
   EXPECT_EQ(daemon.wait_exit(), 0);
