@@ -52,7 +52,8 @@ StoredBytes stored_under(const controlplane::Limits& limits, const kv::Residency
   return stored;
 }
 
-// One decode step of a request of so many tokens.
+// One decode step of a request of so many tokens, sampled at rank 0: vocabulary slices differ by a row, so "rows"
+// differs by a few bytes from one sampler to the next.
 void fill_crossed_of_step(const kv::CostModel& model, const controlplane::Placement& placement,
                           int64_t tokens, int origin, wire::GroupingCost* to) {
   kv::CostSpan span;
