@@ -13,6 +13,7 @@ Usage: tools/quickstart.sh [options]
   --file PATH   text to read instead of the licences in /usr/share/common-licenses
   --seed N      of the planted facts; default: new ones each time
   --keep        leave the daemon running and say what to try next
+  --built DIR   use the programs in this build folder instead of installing and building
   --help        this text
 
 The model is constructed, not trained: it continues a text by looking up what followed the longest similar
@@ -20,7 +21,7 @@ passage before, and knows nothing else. That makes its answers checkable.
 TEXT
 }
 
-context=32768 workers=4 keep=false
+context=32768 workers=4 keep=false built=
 demo_options=()
 
 needs_value() { [[ $# -ge 2 ]] || { echo "quickstart: $1 needs a value (see --help)" >&2; exit 2; }; }
@@ -34,14 +35,16 @@ while [[ $# -gt 0 ]]; do
       demo_options+=(--file "$(realpath "$2")"); shift ;;
     --seed) needs_value "$@"; demo_options+=(--seed "$2"); shift ;;
     --keep) keep=true ;;
+    --built) needs_value "$@"; built=$(realpath "$2"); shift ;;
     --help | -h) usage; exit 0 ;;
     *) echo "quickstart: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift
 done
 
-bin=build/release/bin
-model=build/release/models/recall
+build=${built:-build/release}
+bin=$build/bin
+model=$build/models/recall
 daemon=  state=
 
 step() { printf '\n==> %s  (%d s)\n' "$*" "$SECONDS"; }
@@ -99,12 +102,14 @@ check_nothing_left() {
   echo "nothing left behind: no process, no socket, no shared memory"
 }
 
-step "Packages"
-tools/setup.sh
+if [[ -z $built ]]; then
+  step "Packages"
+  tools/setup.sh
 
-step "Build"
-cmake --preset release >/dev/null
-cmake --build --preset release --target weftd weft-worker weftctl weft-demo weft-recall-model
+  step "Build"
+  cmake --preset release >/dev/null
+  cmake --build --preset release --target weftd weft-worker weftctl weft-demo weft-recall-model
+fi
 
 step "Recall model"
 if [[ ! -f $model/config.json || $bin/weft-recall-model -nt $model/config.json ]]; then
