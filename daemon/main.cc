@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "daemon/daemon.h"
+#include "daemon/list_devices.h"
 #include "daemon/options.h"
 
 namespace {
@@ -35,6 +36,11 @@ int main(int argc, char** argv) {
 
   auto parsed = weft::daemon::parse_options(std::vector<std::string>(argv + 1, argv + argc));
   if (!parsed) return fail(parsed.error(), 2);
+  if (parsed->device_query) {
+    const auto devices = weft::daemon::list_devices(*parsed->device_query);
+    if (!devices) return fail(devices.error(), 1);
+    return std::fputs(devices->c_str(), stdout) >= 0 && std::fflush(stdout) == 0 ? 0 : 1;
+  }
   if (!parsed->options) {
     std::fputs(parsed->message.c_str(), stdout);
     return 0;

@@ -25,9 +25,10 @@ Error bad(const char* option, std::string message) {
 // What the command line says, before it is checked.
 struct RawOptions {
   std::string devices, weight_dtype = "stored", cache_dtype = "f32", prefill, decode, index,
-                       log_level = "info";
+                       log_level = "info", output = "table";
   double hang_seconds = 30, heartbeat_seconds = 10, stall_seconds = 60;
   int threads = 0;
+  bool list_devices = false;
 };
 
 void declare(CLI::App& app, Options& options, RawOptions& raw) {
@@ -35,8 +36,8 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
   const auto at_least = [](int64_t low) { return CLI::Range(low, std::numeric_limits<int64_t>::max()); };
 
   app.add_option("--model", options.model_folder,
-                 "Folder of the checkpoint (config.json, safetensors, tokenizer.json)")
-      ->required();
+                 "Folder of the checkpoint (config.json, safetensors, tokenizer.json). Required, but for "
+                 "--list-devices");
   app.add_option("--name", options.model_name, "What clients call the model (default: the folder's name)");
   app.add_option("--workers", options.workers, "Worker processes, one per rank")
       ->check(CLI::Range(1, kMaxRanks))
@@ -44,6 +45,11 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
   app.add_option("--devices", raw.devices,
                  "One device per worker, as cpu or cpu:CORES, comma separated: cpu:0,cpu:1-3. "
                  "Default: all workers share the CPU, unpinned");
+  auto* list = app.add_flag("--list-devices", raw.list_devices, "Print the devices of this machine and end");
+  app.add_option("-o,--output", raw.output, "How --list-devices prints: table or json")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->needs(list)
+      ->capture_default_str();
   app.add_option("--threads-per-worker", raw.threads,
                  "Compute threads (default: cores / workers, at least 1)")
       ->check(CLI::Range(1, 1024));
@@ -139,8 +145,12 @@ Result<Device> parse_device(const std::string& text) {
   Device device{text, {}};
   if (text == "cpu") return device;
   if (text.rfind("cuda", 0) == 0) {
-    return error(ErrorCode::kUnsupported, "this build serves CPU devices only, not '" + text + "'",
-                 "--devices");
+    return error(
+        ErrorCode::kUnsupported,
+        "this build's workers compute on CPUs; CUDA devices are listed (--list-devices) but not served "
+        "yet, so not '" +
+            text + "'",
+        "--devices");
   }
   if (text.rfind("cpu:", 0) != 0)
     return bad("devices", "'" + text + "' is not a device; use cpu, cpu:0 or cpu:0-3");
@@ -234,6 +244,18 @@ bool is_loopback(const std::string& endpoint) {
   return false;
 }
 
+Result<void> check_worker_binary(Options& options) {
+  if (options.worker_binary.empty()) {
+    std::error_code code;
+    const auto self = std::filesystem::read_symlink("/proc/self/exe", code);
+    options.worker_binary = (self.parent_path() / "weft-worker").string();
+  }
+  if (::access(options.worker_binary.c_str(), X_OK) != 0) {
+    return bad("worker-binary", "'" + options.worker_binary + "' cannot be run");
+  }
+  return {};
+}
+
 Result<void> check_places(Options& options) {
   const std::string sockets = options.state_folder.empty() ? default_run_folder() : options.state_folder;
   if (options.state_folder.empty()) options.state_folder = default_state_folder();
@@ -249,18 +271,11 @@ Result<void> check_places(Options& options) {
     return bad("client-endpoint",
                "must be ipc://PATH or tcp:// on a loopback address, not '" + options.client_endpoint + "'");
   }
-  if (options.worker_binary.empty()) {
-    std::error_code code;
-    const auto self = std::filesystem::read_symlink("/proc/self/exe", code);
-    options.worker_binary = (self.parent_path() / "weft-worker").string();
-  }
-  if (::access(options.worker_binary.c_str(), X_OK) != 0) {
-    return bad("worker-binary", "'" + options.worker_binary + "' cannot be run");
-  }
-  return {};
+  return check_worker_binary(options);
 }
 
 Result<void> check_model(Options& options) {
+  if (options.model_folder.empty()) return bad("model", "is required");
   std::error_code code;
   const auto folder = std::filesystem::absolute(options.model_folder, code);
   if (!std::filesystem::is_directory(folder, code)) {
@@ -302,11 +317,15 @@ Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments) {
     std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
     app.parse(reversed);
   } catch (const CLI::CallForHelp&) {
-    return ParsedOptions{std::nullopt, app.help()};
+    return ParsedOptions{std::nullopt, app.help(), {}};
   } catch (const CLI::CallForVersion&) {
-    return ParsedOptions{std::nullopt, std::string("weftd ") + kVersion + "\n"};
+    return ParsedOptions{std::nullopt, std::string("weftd ") + kVersion + "\n", {}};
   } catch (const CLI::ParseError& failure) {
     return error(ErrorCode::kInvalidArgument, failure.what());
+  }
+  if (raw.list_devices) {
+    TRY_VOID(check_worker_binary(options));
+    return ParsedOptions{std::nullopt, {}, DeviceQuery{options.worker_binary, raw.output == "json"}};
   }
   TRY(options.log_level, parse_log_level(raw.log_level));
   options.hang_deadline = from_seconds(raw.hang_seconds);
@@ -321,7 +340,7 @@ Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments) {
   TRY_VOID(check_groupings(raw, options));
   TRY_VOID(check_model(options));
   TRY_VOID(check_places(options));
-  return ParsedOptions{std::move(options), {}};
+  return ParsedOptions{std::move(options), {}, {}};
 }
 
 }  // namespace weft::daemon

@@ -11,6 +11,7 @@
 
 #include "controlplane/event.h"
 #include "daemon/event_log.h"
+#include "daemon/list_devices.h"
 #include "proto/vocab/clock.h"
 #include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
@@ -59,8 +60,9 @@ struct Options {
 };
 
 struct ParsedOptions {
-  std::optional<Options> options;  // empty: `message` is help or version, printed and done
-  std::string message;
+  std::optional<Options> options;
+  std::string message;                      // without options: help or version, printed and done
+  std::optional<DeviceQuery> device_query;  // or this, answered and done
 };
 Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments);
 

@@ -12,16 +12,20 @@
 
 #include "worker/command_channel.h"
 #include "worker/event_log.h"
+#include "worker/list_devices.h"
 #include "worker/worker_process.h"
 
 namespace {
 
 constexpr const char* kUsage =
     "usage: weft-worker --socket-fd N\n"
+    "       weft-worker --list-devices\n"
     "\n"
     "Runs step plans for weftd, which starts it with a Unix SOCK_SEQPACKET socket as descriptor N.\n"
     "Ends with status 0 when told to stop, 1 after a failure, 2 for a bad command line, 3 when weftd is "
-    "gone.\n";
+    "gone.\n"
+    "With --list-devices it prints this machine's devices as JSON and ends; weftd --list-devices shows "
+    "them.\n";
 
 // The descriptor of "--socket-fd N", or −1.
 int parse_socket(int argc, char** argv) {
@@ -38,6 +42,17 @@ bool is_packet_socket(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET;
 }
 
+int print_devices() {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a driver may hang, and whoever asked may be interrupted
+  const auto devices = weft::worker::list_devices();
+  if (!devices) {
+    std::fprintf(stderr, "weft-worker: %s\n", devices.error().text().c_str());
+    return weft::worker::kExitFailed;
+  }
+  return std::fputs(devices->c_str(), stdout) >= 0 && std::fflush(stdout) == 0 ? 0
+                                                                               : weft::worker::kExitFailed;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -45,6 +60,7 @@ int main(int argc, char** argv) {
     std::fputs(kUsage, stdout);
     return 0;
   }
+  if (argc == 2 && std::string_view(argv[1]) == "--list-devices") return print_devices();
   const int fd = parse_socket(argc, argv);
   if (fd < 0 || !is_packet_socket(fd)) {
     std::fputs(fd < 0 ? kUsage : "weft-worker: --socket-fd is not a packet socket; it is started by weftd\n",

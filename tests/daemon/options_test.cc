@@ -81,6 +81,18 @@ TEST(Options, HelpAndVersionAreMessages) {
   EXPECT_THAT(parse({"--version"})->message, HasSubstr("weftd 0."));
 }
 
+TEST(Options, ListDevicesNeedsNoModel) {
+  const auto table = parse_options({"--list-devices", "--worker-binary", "/bin/true"});
+  ASSERT_TRUE(table.has_value()) << table.error().text();
+  EXPECT_FALSE(table->options.has_value());
+  ASSERT_TRUE(table->device_query.has_value());
+  EXPECT_EQ(table->device_query->worker_binary, "/bin/true");
+  EXPECT_FALSE(table->device_query->json);
+  EXPECT_TRUE(parse({"--list-devices", "-o", "json"})->device_query->json);
+  EXPECT_FALSE(parse({})->device_query.has_value());
+  EXPECT_EQ(parse({"--devices", "cuda:0"}).error().code, ErrorCode::kUnsupported);
+}
+
 struct BadOption {
   std::vector<std::string> arguments;
   const char* says;
@@ -103,7 +115,10 @@ TEST(Options, BadValuesAreNamed) {
       {{"--devices", "cpu:banana"}, "--devices"},
       {{"--devices", "cpu:1023"}, "not available"},
       {{"--devices", "tpu"}, "--devices"},
-      {{"--devices", "cuda:0"}, "CPU devices only"},
+      {{"--devices", "cuda:0"}, "listed (--list-devices) but not served yet"},
+      {{"--list-devices", "-o", "yaml"}, "--output"},
+      {{"-o", "json"}, "--list-devices"},
+      {{"--list-devices", "--worker-binary", "/nowhere/weft-worker"}, "--worker-binary"},
       {{"--client-endpoint", "tcp://0.0.0.0:5555"}, "loopback"},
       {{"--client-endpoint", "ipc://" + std::string(200, 'x')}, "--client-endpoint"},
       {{"--control-socket", "/tmp/" + std::string(200, 'x')}, "--control-socket"},

@@ -72,6 +72,8 @@ TEST(IncludeRules, TheTableItself) {
   EXPECT_FALSE(may_include("worker/main.cc", "daemon/engine.h"));
   EXPECT_FALSE(may_include("daemon/main.cc", "worker/step_runner.h"));
   EXPECT_FALSE(may_include("daemon/main.cc", "kernels/gemm.h"));
+  EXPECT_FALSE(may_include("daemon/list_devices.cc", "kernels/cuda/devices.h"));
+  EXPECT_FALSE(may_include("kernels/cuda/rms_norm.cu", "kv/layout.h"));
   EXPECT_FALSE(may_include("controlplane/plan.cc", "kv/page_pool.h"));
   EXPECT_FALSE(may_include("proto/vocab/result.h", "proto/client.pb.h"));
   EXPECT_FALSE(may_include("tools/ctl/run.cc", "kv/layout.h"));
@@ -83,7 +85,7 @@ TEST(IncludeRules, EveryFileKeepsThem) {
   for (const Rule& rule : rules()) {
     for (const auto& entry : fs::recursive_directory_iterator(root / rule.folder)) {
       const std::string extension = entry.path().extension();
-      if (extension != ".h" && extension != ".cc") continue;
+      if (extension != ".h" && extension != ".cc" && extension != ".cu") continue;
       const std::string file = fs::relative(entry.path(), root);
       if (rule_of(file) != &rule) continue;
       ++files[rule.folder];
