@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,6 +41,7 @@ pid_t start_program(const std::vector<std::string>& command, const std::string& 
   const pid_t pid = ::fork();
   CHECK_GE(pid, 0);
   if (pid > 0) return pid;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test program that aborts leaves no daemon
   const int out = ::open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
   const int err = ::open(errors.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
   ::dup2(out, STDOUT_FILENO);
