@@ -1,8 +1,10 @@
 #include "tests/bench/ceilings.h"
 
 #include <immintrin.h>
+#include <sched.h>
 #include <time.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -151,6 +153,40 @@ double stream_read_gbs(int threads, size_t bytes, double seconds) {
       },
       threads);
   return static_cast<double>(memory.size() * 8) / best * 1e-9;
+}
+
+double memcpy_gbs(int threads, size_t bytes, double seconds) {
+  const size_t part = bytes / static_cast<size_t>(threads);
+  std::vector<char> source(part * static_cast<size_t>(threads), 1), target(source.size());
+  const double best = best_seconds(
+      seconds,
+      [&] {
+        on_threads(threads, [&](int t) {
+          const size_t at = static_cast<size_t>(t) * part;
+          std::memcpy(target.data() + at, source.data() + at, part);
+          asm volatile("" : : "r"(target.data()) : "memory");  // somebody may read it
+        });
+      },
+      threads);
+  return static_cast<double>(source.size()) / best * 1e-9;
+}
+
+double barrier_microseconds(int threads, double seconds) {
+  constexpr uint32_t kRounds = 20'000;  // far more than starting the threads costs
+  constexpr int kPatience = 1'000;
+  const double best = best_seconds(seconds, [&] {
+    std::atomic<uint32_t> arrived{0};
+    on_threads(threads, [&](int) {
+      for (uint32_t target = static_cast<uint32_t>(threads), round = 0; round < kRounds;
+           ++round, target += static_cast<uint32_t>(threads)) {
+        arrived.fetch_add(1);
+        for (int spins = 0; arrived.load() < target; ++spins) {
+          if (spins >= kPatience) ::sched_yield();
+        }
+      }
+    });
+  });
+  return best / kRounds * 1e6;
 }
 
 }  // namespace weft::bench

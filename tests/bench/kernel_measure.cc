@@ -1,0 +1,122 @@
+#include "tests/bench/kernel_measure.h"
+
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "kernels/indexer.h"
+#include "kernels/mla_attention.h"
+#include "proto/vocab/random.h"
+#include "tests/bench/ceilings.h"
+#include "tests/support/thread_parallel.h"
+
+namespace weft::bench {
+namespace {
+
+// Storage of either dtype filled with values around zero.
+class Elements {
+ public:
+  Elements(DType dtype, int64_t count, uint64_t seed)
+      : bytes_(static_cast<size_t>(count) * dtype_bytes(dtype) + 64) {
+    SplitMix64 random(seed);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto value = static_cast<float>(random.uniform() * 2 - 1);
+      uint32_t bits;
+      std::memcpy(&bits, &value, 4);
+      const auto at = static_cast<size_t>(i) * dtype_bytes(dtype);
+      const auto half = static_cast<uint16_t>(bits >> 16);
+      dtype == DType::kF32 ? std::memcpy(data() + at, &value, 4) : std::memcpy(data() + at, &half, 2);
+    }
+  }
+  std::byte* data() { return bytes_.data() + (64 - reinterpret_cast<uintptr_t>(bytes_.data()) % 64) % 64; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace
+
+KernelTime measure_indexer(const IndexShape& shape, DType dtype, int threads, double seconds) {
+  constexpr int64_t kBlock = 64;
+  Elements keys(dtype, shape.keys * shape.width, 1);
+  Elements query(dtype, shape.rows * shape.heads * shape.width, 2);
+  std::vector<float> weights(static_cast<size_t>(shape.rows * shape.heads));
+  SplitMix64 random(3);
+  for (float& w : weights) w = static_cast<float>(random.uniform());
+  std::vector<kernels::IndexKeys> blocks;
+  for (int64_t b = 0; b < shape.keys / kBlock; ++b) {
+    const auto offset = static_cast<size_t>(b * kBlock * shape.width) * dtype_bytes(dtype);
+    blocks.push_back({keys.data() + offset, b * kBlock, kBlock});
+  }
+  std::vector<int64_t> positions;
+  double pairs = 0;
+  for (int64_t r = 0; r < shape.rows; ++r) {
+    positions.push_back(shape.keys - shape.rows + r);
+    pairs += static_cast<double>(positions.back() + 1);
+  }
+  std::vector<kernels::Candidate> out(static_cast<size_t>(shape.rows * shape.top_k));
+  std::vector<int32_t> counts(static_cast<size_t>(shape.rows));
+  const kernels::IndexSelect p{.dtype = dtype,
+                               .heads = shape.heads,
+                               .width = shape.width,
+                               .block_tokens = kBlock,
+                               .rows = shape.rows,
+                               .query = query.data(),
+                               .weights = weights.data(),
+                               .row_positions = positions.data(),
+                               .keys = blocks,
+                               .top_k = shape.top_k,
+                               .out = out.data(),
+                               .out_count = counts.data()};
+  test::ThreadParallel parallel(threads);
+  const double best = best_seconds(
+      seconds, [&] { kernels::index_select(p, parallel); }, threads);
+  char what[96];
+  std::snprintf(what, sizeof what, "indexer %lld x %lld, %lld keys, %lld rows, top %lld",
+                (long long)shape.heads, (long long)shape.width, (long long)shape.keys, (long long)shape.rows,
+                (long long)shape.top_k);
+  return {what, best, pairs * 2.0 * static_cast<double>(shape.heads * shape.width)};
+}
+
+KernelTime measure_attention(const AttentionShape& shape, DType dtype, int threads, double seconds) {
+  constexpr int64_t kRows = 16;
+  const int64_t width = shape.latent + shape.rope;
+  Elements cache(dtype, shape.context * width, 1);
+  Elements query(dtype, shape.heads * width, 2);
+  std::vector<std::vector<const void*>> lists;
+  SplitMix64 random(4);
+  for (int64_t r = 0; r < kRows; ++r) {
+    auto& list = lists.emplace_back();
+    const int64_t stride = shape.context / shape.entries;
+    for (int64_t u = 0; u < shape.entries; ++u) {
+      const auto at = u * stride + static_cast<int64_t>(random.below(static_cast<uint64_t>(stride)));
+      list.push_back(cache.data() + static_cast<size_t>(at * width) * dtype_bytes(dtype));
+    }
+  }
+  const int64_t partial = shape.heads * kernels::partial_words(shape.latent);
+  std::vector<float> partials(static_cast<size_t>(kRows * partial));
+  test::ThreadParallel parallel(threads);
+  const auto attend = [&] {
+    parallel.run(kRows, [&](int64_t row, int) {
+      kernels::mla_attend({.dtype = dtype,
+                           .heads = shape.heads,
+                           .latent = shape.latent,
+                           .rope = shape.rope,
+                           .query = query.data(),
+                           .query_stride = width,
+                           .entries = lists[static_cast<size_t>(row)].data(),
+                           .entry_count = shape.entries,
+                           .scale_log2 = 0.1f,
+                           .partials = partials.data() + row * partial});
+    });
+  };
+  const double best = best_seconds(seconds, attend, threads);
+  char what[96];
+  std::snprintf(what, sizeof what, "attention %lld heads, %lld + %lld, %lld of %lld entries, %lld rows",
+                (long long)shape.heads, (long long)shape.latent, (long long)shape.rope,
+                (long long)shape.entries, (long long)shape.context, (long long)kRows);
+  return {what, best,
+          2.0 * static_cast<double>(kRows * shape.heads * shape.entries * (width + shape.latent))};
+}
+
+}  // namespace weft::bench

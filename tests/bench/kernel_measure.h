@@ -1,0 +1,35 @@
+// How fast the indexer (scoring and selection together) and MLA attention are, on random numbers.
+//
+// Operations counted: 2 · heads · width per scored (row, key) pair; 2 · heads · (2 · latent + rope) per
+// attended entry. Selection, softmax and conversions are not counted as work, but their time is in. Times are
+// those of best_seconds() (ceilings.h): the CPU clock for one thread, the wall for more.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "proto/vocab/ids.h"
+
+namespace weft::bench {
+
+struct KernelTime {
+  std::string what;  // "indexer 2 x 64, 32768 keys, 512 rows, top 512"
+  double seconds = 0;
+  double operations = 0;
+  double gflops() const { return operations / seconds * 1e-9; }
+};
+
+// The last `rows` rows of a context of `keys` tokens.
+struct IndexShape {
+  int64_t heads, width, keys, rows, top_k;
+};
+KernelTime measure_indexer(const IndexShape& shape, DType dtype, int threads, double seconds);
+
+// Sixteen rows, as prefill does: each row a task of its own against its own list of `entries` entries at
+// random places of a cache of `context`.
+struct AttentionShape {
+  int64_t heads, latent, rope, entries, context;
+};
+KernelTime measure_attention(const AttentionShape& shape, DType dtype, int threads, double seconds);
+
+}  // namespace weft::bench

@@ -1,0 +1,317 @@
+#include "tests/bench/serving_measure.h"
+
+#include <google/protobuf/io/zero_copy_stream_impl.h>
+#include <google/protobuf/util/delimited_message_util.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+
+#include "proto/vocab/units.h"
+#include "proto/worker.pb.h"
+#include "tests/bench/ceilings.h"
+#include "tests/bench/daemon_process.h"
+#include "tests/bench/exchange_measure.h"
+#include "tests/bench/model_work.h"
+#include "tools/demo/source_text.h"
+#include "worker/comm/routes.h"
+
+namespace weft::bench {
+namespace {
+
+constexpr Duration kRequest = std::chrono::seconds(600);
+
+struct Setup {
+  const char* name;
+  int workers, threads;  // threads per worker
+};
+constexpr Setup kSetups[] = {{"1 worker x 1 thread", 1, 1},
+                             {"1 worker x 2 threads", 1, 2},
+                             {"2 workers x 1 thread (PCP, zigzag)", 2, 1}};
+constexpr size_t kSetupCount = std::size(kSetups);
+constexpr size_t kTwoWorkers = 2;
+constexpr const char* kGroupings[] = {"tp", "dcp(2)", "dp"};
+
+std::string devices(const Setup& setup, const CorePair& cores) {
+  const std::string first = "cpu:" + std::to_string(cores.first);
+  const std::string second = std::to_string(cores.second);
+  if (setup.workers == 2) return first + ",cpu:" + second;
+  return setup.threads == 2 && cores.distinct() ? first + "-" + second : first;
+}
+
+// One request and what it cost.
+struct Served {
+  wire::Trace trace;
+  std::vector<uint32_t> tokens;
+  double busy = 0;  // CPU time of the daemon that served it / wall
+  double idle = 0;  // CPU time of all others / wall
+  double wall = 0;
+};
+
+class Serving {
+ public:
+  Serving(const Settings& settings, const Ceilings& ceilings, const ServingPlace& place, Report& report)
+      : settings_(settings), ceilings_(ceilings), place_(place), report_(report) {}
+
+  Result<void> start();
+  Result<void> prefill();
+  Result<void> decode();
+  Result<void> stop();
+
+ private:
+  struct Ask {
+    size_t setup = 0;
+    std::string decode = "tp";
+    int64_t tokens = 1;
+  };
+  int64_t longest_prompt(size_t setup) const;
+  std::vector<uint32_t> prompt(int64_t tokens);
+  Result<Served> serve(const Ask& ask, const std::vector<uint32_t>& prompt);
+  void report_prefill(const std::vector<std::vector<Served>>& rounds);
+  Result<void> decode_after(int64_t context, int64_t tokens);
+  Result<int64_t> exchanges_of(const Ask& ask, const std::vector<uint32_t>& prompt);
+
+  const Settings& settings_;
+  const Ceilings& ceilings_;
+  const ServingPlace& place_;
+  Report& report_;
+  worker::ModelConfig config_;
+  std::vector<DaemonProcess> daemons_;  // by setup
+  uint64_t seed_ = 0;                   // of the last prompt
+};
+
+int64_t Serving::longest_prompt(size_t setup) const {
+  int64_t longest = settings_.prompt;
+  if (setup == kTwoWorkers) {
+    for (int64_t context : settings_.contexts) longest = std::max(longest, context);
+  }
+  return longest;
+}
+
+Result<void> Serving::start() {
+  const std::string model = place_.folder + "/recall";
+  TRY_VOID(run_program({program_path("weft-recall-model"), "--out", model}, place_.folder + "/model.log"));
+  TRY(config_, worker::read_model_config(model));
+  for (size_t i = 0; i < kSetupCount; ++i) {
+    const Setup& setup = kSetups[i];
+    // Room for the prompt, the answer, and the blocks that a request before it has not given back yet.
+    const int64_t pool = 2 * round_up(longest_prompt(i) + settings_.decode_tokens, settings_.block_tokens) +
+                         4 * settings_.block_tokens;
+    auto daemon = DaemonProcess::start(
+        place_.folder + "/" + std::to_string(i),
+        {"--model", model, "--workers", std::to_string(setup.workers), "--devices",
+         devices(setup, place_.cores), "--threads-per-worker", std::to_string(setup.threads),
+         "--block-tokens", std::to_string(settings_.block_tokens), "--pool-tokens", std::to_string(pool),
+         "--prefill", "zigzag", "--log-level", "warning"});
+    if (!daemon) return daemon.error();
+    daemons_.push_back(std::move(*daemon));
+  }
+  return {};
+}
+
+// Text of one token per byte that no other call returns.
+std::vector<uint32_t> Serving::prompt(int64_t tokens) {
+  const std::string text = demo::made_text(++seed_, static_cast<size_t>(tokens));
+  std::vector<uint32_t> out;
+  for (int64_t i = 0; i < tokens; ++i) out.push_back(static_cast<uint8_t>(text[static_cast<size_t>(i)]));
+  return out;
+}
+
+Result<Served> Serving::serve(const Ask& ask, const std::vector<uint32_t>& prompt) {
+  DaemonProcess& daemon = daemons_[ask.setup];
+  wire::GenerateRequest request;
+  request.mutable_tokens()->mutable_ids()->Add(prompt.begin(), prompt.end());
+  request.set_max_tokens(static_cast<uint32_t>(ask.tokens));
+  request.set_ignore_eos(true);
+  request.set_no_prefix_cache(true);
+  request.set_prefill("zigzag");
+  request.set_decode(ask.decode);
+
+  Served served;
+  client::StreamHandlers handlers;
+  handlers.token = [&](const wire::TokenEvent& token) { served.tokens.push_back(token.token()); };
+  std::vector<double> before;
+  for (const DaemonProcess& each : daemons_) before.push_back(each.cpu_seconds());
+  const double begin = wall_seconds();
+  auto finished = daemon.client().generate(request, handlers, kRequest);
+  served.wall = wall_seconds() - begin;
+  if (!finished) return daemon.explain(finished.error());
+  for (size_t i = 0; i < daemons_.size(); ++i) {
+    (i == ask.setup ? served.busy : served.idle) += (daemons_[i].cpu_seconds() - before[i]) / served.wall;
+  }
+  if (finished->reason() == "error") return daemon.explain(client::from_wire(finished->error()));
+  served.trace = finished->trace();
+  const bool as_asked = finished->usage().prompt_tokens() == prompt.size() &&
+                        finished->usage().cached_tokens() == 0 && served.trace.prefill() == "zigzag" &&
+                        served.trace.decode() == ask.decode &&
+                        static_cast<int64_t>(served.tokens.size()) == ask.tokens;
+  if (!as_asked) {
+    return daemon.explain(
+        error(ErrorCode::kInternal, "not served as asked: " + finished->ShortDebugString()));
+  }
+  return served;
+}
+
+Result<void> must_agree(const Served& a, const Served& b, const std::string& what) {
+  if (a.tokens == b.tokens) return {};
+  return error(ErrorCode::kInternal, what + " gave other tokens than the first configuration");
+}
+
+std::vector<double> each(const std::vector<Served>& rounds, double (*value)(const Served&)) {
+  std::vector<double> out;
+  for (const Served& served : rounds) out.push_back(value(served));
+  return out;
+}
+
+Result<void> Serving::prefill() {
+  std::vector<std::vector<Served>> rounds(kSetupCount);
+  for (int round = -1; round < settings_.rounds; ++round) {  // the first only warms up
+    std::fprintf(stderr, "prefill: round %d of %d\n", round + 1, settings_.rounds);
+    const std::vector<uint32_t> text = prompt(settings_.prompt);
+    std::optional<Served> first;
+    for (size_t i = 0; i < kSetupCount; ++i) {
+      TRY(Served served, serve({.setup = i}, text));
+      if (!first) first = served;
+      TRY_VOID(must_agree(*first, served, kSetups[i].name));
+      if (round >= 0) rounds[i].push_back(std::move(served));
+    }
+  }
+  report_prefill(rounds);
+  return {};
+}
+
+void Serving::report_prefill(const std::vector<std::vector<Served>>& rounds) {
+  const double work = prefill_work(config_, settings_.prompt).operations;
+  const auto tokens = static_cast<double>(settings_.prompt);
+  std::vector<std::vector<double>> rates;
+  for (size_t i = 0; i < kSetupCount; ++i) {
+    const int threads = kSetups[i].workers * kSetups[i].threads;
+    std::vector<double> rate;
+    for (const Served& served : rounds[i]) {
+      rate.push_back(tokens * 1e9 / static_cast<double>(served.trace.prefill_ns()));
+    }
+    const double ceiling = tokens / (work / (ceilings_.fma[threads] * 1e9));
+    report_.add({.group = "prefill",
+                 .name = std::string(kSetups[i].name) + ", " + std::to_string(settings_.prompt) + " tokens",
+                 .unit = "tokens/s",
+                 .summary = summarize(rate),
+                 .ceiling = Ceiling{"its arithmetic at the FMA loop", ceiling}});
+    rates.push_back(std::move(rate));
+  }
+  const Ceiling two{"FMA loop, 2 threads / 1 thread", ceilings_.fma[2] / ceilings_.fma[1]};
+  const auto ratio = [&](const char* name, size_t a, size_t b, std::optional<Ceiling> ceiling) {
+    report_.add({.group = "prefill",
+                 .name = name,
+                 .unit = "x",
+                 .summary = summarize(ratios(rates[a], rates[b])),
+                 .ceiling = std::move(ceiling)});
+  };
+  ratio("ratio: 1 worker x 2 threads / 1 worker x 1 thread", 1, 0, two);
+  ratio("ratio: 2 workers x 1 thread / 1 worker x 1 thread", 2, 0, two);
+  ratio("ratio: 2 workers x 1 thread / 1 worker x 2 threads", 2, 1, std::nullopt);
+
+  std::vector<double> idle;
+  for (size_t i = 0; i < kSetupCount; ++i) {
+    const int threads = kSetups[i].workers * kSetups[i].threads;
+    report_.add({.group = "prefill",
+                 .name = std::string("cores kept busy by ") + kSetups[i].name,
+                 .unit = "cores",
+                 .summary = summarize(each(rounds[i], [](const Served& s) { return s.busy; })),
+                 .ceiling = Ceiling{"threads", static_cast<double>(threads)}});
+    for (const Served& served : rounds[i]) idle.push_back(served.idle);
+  }
+  report_.add({.group = "prefill",
+               .name = "cores kept busy by the two daemons that wait",
+               .unit = "cores",
+               .summary = summarize(idle),
+               .note = "0: idle workers sleep"});
+}
+
+// The exchange points of the last decode step of a request, out of the plans that the daemon recorded.
+Result<int64_t> Serving::exchanges_of(const Ask& ask, const std::vector<uint32_t>& prompt) {
+  const DaemonProcess& daemon = daemons_[ask.setup];
+  wire::ControlRequest record;
+  record.mutable_record()->set_on(true);
+  TRY(const auto started, daemon.control(record));
+  TRY_VOID(serve(ask, prompt));
+  record.mutable_record()->set_on(false);
+  TRY_VOID(daemon.control(record));
+
+  std::ifstream file(started.record().path(), std::ios::binary);
+  google::protobuf::io::IstreamInputStream stream(&file);
+  std::optional<wire::StepPlan> last;
+  bool clean_end = false;
+  for (wire::StepPlan plan;
+       google::protobuf::util::ParseDelimitedFromZeroCopyStream(&plan, &stream, &clean_end); plan.Clear()) {
+    if (plan.spans_size() == 1 && !plan.spans(0).prefill()) last = plan;
+  }
+  if (!last || !clean_end) {
+    return error(ErrorCode::kInternal, "no decode step in " + started.record().path());
+  }
+  TRY(const auto layout, worker::StepLayout::make(*last, kSetups[ask.setup].workers));
+  return layout.exchange_count(config_);
+}
+
+Result<void> Serving::decode_after(int64_t context, int64_t tokens) {
+  constexpr size_t kCount = std::size(kGroupings);
+  std::vector<int64_t> exchanges;
+  const std::vector<uint32_t> warm_up = prompt(context);
+  for (const char* grouping : kGroupings) {
+    TRY(exchanges.emplace_back(), exchanges_of({kTwoWorkers, grouping, tokens}, warm_up));
+  }
+  std::vector<std::vector<double>> step_ms(kCount);
+  for (int round = 0; round < settings_.rounds; ++round) {
+    std::fprintf(stderr, "decode after %lld tokens: round %d of %d\n", static_cast<long long>(context),
+                 round + 1, settings_.rounds);
+    const std::vector<uint32_t> text = prompt(context);
+    std::optional<Served> first;
+    for (size_t i = 0; i < kCount; ++i) {
+      TRY(Served served, serve({kTwoWorkers, kGroupings[i], tokens}, text));
+      if (!first) first = served;
+      TRY_VOID(must_agree(*first, served, kGroupings[i]));
+      step_ms[i].push_back(static_cast<double>(served.trace.decode_ns()) * 1e-6 /
+                           static_cast<double>(served.trace.decode_steps()));
+    }
+  }
+
+  const Work work = decode_work(config_, config_.checkpoint_dtype, DType::kF32, context);
+  // Memory as fast as it is for so many bytes: they may fit in a cache.
+  const double stream = stream_read_gbs(2, static_cast<size_t>(work.bytes), settings_.seconds() / 2);
+  const double bound_ms =
+      std::max(work.operations / (ceilings_.fma[2] * 1e9), work.bytes / (stream * 1e9)) * 1e3;
+  const double exchange_ms = exchange_microseconds(2, settings_.quick ? 200 : 20'000) * 1e-3;
+  for (size_t i = 0; i < kCount; ++i) {
+    report_.add(
+        {.group = "decode",
+         .name = std::string(kGroupings[i]) + " on 2 workers, after " + std::to_string(context) + " tokens",
+         .unit = "ms/token",
+         .summary = summarize(step_ms[i]),
+         .ceiling = Ceiling{"its work + " + std::to_string(exchanges[i]) + " empty exchanges",
+                            bound_ms + static_cast<double>(exchanges[i]) * exchange_ms, true},
+         .note = std::to_string(exchanges[i]) + " exchanges a step"});
+  }
+  return {};
+}
+
+Result<void> Serving::decode() {
+  for (int64_t context : settings_.contexts) TRY_VOID(decode_after(context, settings_.decode_tokens));
+  return {};
+}
+
+Result<void> Serving::stop() {
+  for (DaemonProcess& daemon : daemons_) TRY_VOID(daemon.stop());
+  return {};
+}
+
+}  // namespace
+
+Result<void> measure_serving(const Settings& settings, const Ceilings& ceilings, const ServingPlace& place,
+                             Report& report) {
+  Serving serving(settings, ceilings, place, report);
+  TRY_VOID(serving.start());
+  if (settings.wants("prefill")) TRY_VOID(serving.prefill());
+  if (settings.wants("decode")) TRY_VOID(serving.decode());
+  return serving.stop();
+}
+
+}  // namespace weft::bench

@@ -1,0 +1,194 @@
+// weft-bench: what this machine can do, and how close Weft comes to it, in one run. docs/benchmarks.md says
+// what each line means. Exit codes: 0 measured; 1 a part could not be run; 2 a bad command line.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "proto/vocab/units.h"
+#include "tests/bench/ceilings.h"
+#include "tests/bench/exchange_measure.h"
+#include "tests/bench/figures.h"
+#include "tests/bench/guard.h"
+#include "tests/bench/kernel_measure.h"
+#include "tests/bench/machine.h"
+#include "tests/bench/serving_measure.h"
+#include "tests/bench/settings.h"
+#include "worker/spin.h"
+
+namespace weft::bench {
+namespace {
+
+std::string threads_text(int threads) {
+  return threads == 1 ? "1 thread" : std::to_string(threads) + " threads";
+}
+
+Figure one(std::string group, std::string name, std::string unit, double value,
+           std::optional<Ceiling> ceiling = {}, std::string note = {}) {
+  return {std::move(group),         std::move(name),    std::move(unit),
+          {value, value, value, 1}, std::move(ceiling), std::move(note)};
+}
+
+Ceilings measure_ceilings(const Settings& settings, Report& report) {
+  Ceilings out;
+  const double seconds = settings.seconds();
+  const auto bytes = static_cast<size_t>(settings.quick ? 4 * kMiB : 256 * kMiB);
+  for (int threads : {1, 2}) {
+    const auto add = [&](const char* name, const char* unit, double value) {
+      return report.add(one("ceiling", std::string(name) + ", " + threads_text(threads), unit, value));
+    };
+    out.fma[threads] = add("plain float32 multiply-add loop", "GFLOP/s", fma_gflops(threads, seconds));
+    out.bf16_dot[threads] = add("bf16 dot loop", "GFLOP/s", bf16_dot_gflops(threads, seconds));
+    out.stream[threads] = add("stream read", "GB/s", stream_read_gbs(threads, bytes, seconds));
+    out.memcpy[threads] = add("memcpy", "GB/s", memcpy_gbs(threads, bytes, seconds));
+  }
+  out.barrier =
+      report.add(one("ceiling", "plain spinning barrier, 2 threads", "us", barrier_microseconds(2, seconds)));
+  return out;
+}
+
+// How much the machine changed under the run.
+void measure_drift(const Settings& settings, const Ceilings& ceilings, Report& report) {
+  for (int threads : {1, 2}) {
+    report.add(one("drift", "multiply-add loop at the end, " + threads_text(threads), "GFLOP/s",
+                   fma_gflops(threads, settings.seconds()),
+                   Ceiling{"at the beginning", ceilings.fma[threads]}));
+  }
+}
+
+void measure_collectives(const Settings& settings, const Ceilings& ceilings, Report& report) {
+  for (int ranks : {2, 4, 8}) {
+    std::vector<double> latency;
+    for (int round = 0; round < settings.rounds; ++round) {
+      latency.push_back(exchange_microseconds(ranks, settings.quick ? 200 : 10'000));
+    }
+    const bool crowded = ranks > worker::usable_cores();
+    report.add({.group = "collective",
+                .name = "empty exchange, " + std::to_string(ranks) + " ranks",
+                .unit = "us",
+                .summary = summarize(std::move(latency)),
+                .ceiling = ranks == 2
+                               ? std::optional(Ceiling{"plain spinning barrier", ceilings.barrier, true})
+                               : std::nullopt,
+                .note = crowded ? "more ranks than cores: every wait sleeps" : ""});
+  }
+  for (int ranks : {2, 4}) {
+    for (int64_t bytes : {4 * kKiB, 256 * kKiB, 4 * kMiB}) {
+      const int repeats = all_gather_repeats(ranks, static_cast<size_t>(bytes),
+                                             static_cast<size_t>(settings.quick ? kMiB : 128 * kMiB));
+      std::vector<double> rates, plain;
+      for (int round = 0; round < settings.rounds; ++round) {
+        const AllGather rate = all_gather(ranks, static_cast<size_t>(bytes), repeats);
+        rates.push_back(rate.gbs);
+        plain.push_back(rate.memcpy_gbs);
+      }
+      report.add({.group = "collective",
+                  .name = "all-gather, " + std::to_string(ranks) + " ranks x " + human_bytes(bytes),
+                  .unit = "GB/s",
+                  .summary = summarize(std::move(rates)),
+                  .ceiling = Ceiling{"memcpy by as many processes", summarize(std::move(plain)).median}});
+    }
+  }
+}
+
+void measure_kernels(const Settings& settings, const Ceilings& ceilings, Report& report) {
+  const int64_t scale = settings.quick ? 16 : 1;
+  const auto add = [&](const KernelTime& time, DType dtype, int threads) {
+    const bool bf16 = dtype == DType::kBF16;
+    char note[64] = "";
+    if (bf16) std::snprintf(note, sizeof note, "%.2f of the FMA loop", time.gflops() / ceilings.fma[threads]);
+    report.add(one("kernel", time.what + ", " + dtype_name(dtype) + (threads == 2 ? ", 2 threads" : ""),
+                   "GFLOP/s", time.gflops(),
+                   bf16 ? Ceiling{"bf16 dot loop", ceilings.bf16_dot[threads]}
+                        : Ceiling{"FMA loop", ceilings.fma[threads]},
+                   note));
+  };
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (int threads : {1, 2}) {  // the recall model's shapes
+      add(measure_indexer({2, 32, 131072 / scale, 512 / scale, 256}, dtype, threads, settings.seconds()),
+          dtype, threads);
+      add(measure_attention({16, 144, 16, 256, 32768 / scale}, dtype, threads, settings.seconds()), dtype,
+          threads);
+    }
+    add(measure_indexer({2, 32, 131072 / scale, 1, 256}, dtype, 1, settings.seconds()), dtype, 1);
+    if (settings.quick) continue;
+    add(measure_indexer({2, 64, 131072, 512, 512}, dtype, 1, settings.seconds()), dtype, 1);
+    add(measure_indexer({32, 128, 32768, 64, 2048}, dtype, 1, settings.seconds()), dtype, 1);
+    add(measure_attention({64, 512, 64, 2048, 32768}, dtype, 1, settings.seconds()), dtype, 1);
+  }
+}
+
+int fail(const Error& failure, int code) {
+  std::fprintf(stderr, "weft-bench: %s\n", failure.text().c_str());
+  return code;
+}
+
+int run(const Settings& settings, const CorePair& cores, const std::string& folder) {
+  Report report(describe_run(settings, cores));
+  report.print_header();
+  const Ceilings ceilings = measure_ceilings(settings, report);
+  // Forks, so before the client library starts its threads.
+  if (settings.wants("collectives")) measure_collectives(settings, ceilings, report);
+  if (settings.wants("kernels")) measure_kernels(settings, ceilings, report);
+  if (settings.wants("prefill") || settings.wants("decode")) {
+    if (auto done = measure_serving(settings, ceilings, {folder, cores}, report); !done) {
+      return fail(done.error(), 1);
+    }
+  }
+  measure_drift(settings, ceilings, report);
+  if (!settings.json.empty()) {
+    if (auto written = report.write_json(settings.json); !written) return fail(written.error(), 1);
+  }
+  return 0;
+}
+
+// CLI11's exceptions end here: an exit code, or nothing if the run may begin.
+std::optional<int> parse(int argc, char** argv, Settings& settings) {
+  CLI::App app(
+      "Measures this machine's ceilings, then Weft beside them: collectives, kernels, and real daemons that\n"
+      "prefill and decode with pinned workers. One line per figure. Needs an idle machine and some minutes.",
+      "weft-bench");
+  app.add_flag("--quick", settings.quick, "Tiny sizes and 2 rounds: shows that it works, measures nothing");
+  auto* rounds = app.add_option("--rounds", settings.rounds, "Rounds over all configurations")
+                     ->check(CLI::Range(1, 1000))
+                     ->capture_default_str();
+  auto* prompt = app.add_option("--prompt", settings.prompt, "Tokens of a prefill request")
+                     ->check(CLI::Range(int64_t{64}, int64_t{1} << 19))
+                     ->capture_default_str();
+  auto* contexts = app.add_option("--contexts", settings.contexts, "Tokens before decoding, comma separated")
+                       ->delimiter(',')
+                       ->check(CLI::Range(int64_t{64}, int64_t{1} << 19))
+                       ->capture_default_str();
+  auto* decode = app.add_option("--decode-tokens", settings.decode_tokens, "Tokens of a decode request")
+                     ->check(CLI::Range(int64_t{2}, int64_t{1} << 16))
+                     ->capture_default_str();
+  app.add_option("--first-core", settings.first_core, "Pin to this core and the next (default: chosen)")
+      ->check(CLI::Range(0, 4095));
+  app.add_option("--only", settings.sections, "Of collectives, kernels, prefill, decode; ceilings always run")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"collectives", "kernels", "prefill", "decode"}));
+  app.add_option("--json", settings.json, "Write all figures to this file, too");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& problem) {
+    return app.exit(problem) == 0 ? 0 : 2;
+  }
+  if (settings.quick) {
+    if (rounds->count() == 0) settings.rounds = 2;
+    if (prompt->count() == 0) settings.prompt = 1024;
+    if (contexts->count() == 0) settings.contexts = {512};
+    if (decode->count() == 0) settings.decode_tokens = 8;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+}  // namespace weft::bench
+
+int main(int argc, char** argv) {
+  using namespace weft;
+  bench::Settings settings;
+  if (const auto code = bench::parse(argc, argv, settings)) return *code;
+  const auto cores = bench::choose_cores(settings.first_core);
+  if (!cores) return bench::fail(cores.error(), 2);
+  return bench::run_guarded("weft-bench",
+                            [&](const std::string& folder) { return bench::run(settings, *cores, folder); });
+}
