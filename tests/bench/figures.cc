@@ -17,7 +17,7 @@ std::string number(double value) {
   return text;
 }
 
-constexpr const char* kColumns = "%-11s %-58s %9s %-8s  %-19s  %-42s %6s  %s\n";
+constexpr const char* kColumns = "%-10s %-76s %9s %-8s  %-18s  %-42s %5s  %s\n";
 
 }  // namespace
 

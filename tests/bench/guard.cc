@@ -69,7 +69,7 @@ int wait_for_work(pid_t work) {
     reap_some(work, status);
     if (status != -1) return status;
     const int number = ::sigwaitinfo(&set, nullptr);
-    if (number > 0 && number != SIGCHLD) ::kill(work, SIGTERM);
+    if (number > 0 && number != SIGCHLD) ::kill(work, number);
   }
 }
 

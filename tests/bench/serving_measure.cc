@@ -11,7 +11,6 @@
 #include "proto/worker.pb.h"
 #include "tests/bench/ceilings.h"
 #include "tests/bench/daemon_process.h"
-#include "tests/bench/exchange_measure.h"
 #include "tests/bench/model_work.h"
 #include "tools/demo/source_text.h"
 #include "worker/comm/routes.h"
@@ -279,7 +278,7 @@ Result<void> Serving::decode_after(int64_t context, int64_t tokens) {
   const double stream = stream_read_gbs(2, static_cast<size_t>(work.bytes), settings_.seconds() / 2);
   const double bound_ms =
       std::max(work.operations / (ceilings_.fma[2] * 1e9), work.bytes / (stream * 1e9)) * 1e3;
-  const double exchange_ms = exchange_microseconds(2, settings_.quick ? 200 : 20'000) * 1e-3;
+  const double exchange_ms = ceilings_.exchange * 1e-3;
   for (size_t i = 0; i < kCount; ++i) {
     report_.add(
         {.group = "decode",

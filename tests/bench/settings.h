@@ -36,6 +36,7 @@ struct Ceilings {
   double stream[3] = {};    // GB/s
   double memcpy[3] = {};    // GB/s
   double barrier = 0;       // µs, 2 threads
+  double exchange = 0;      // µs, an exchange point of 2 processes with nothing to copy
 };
 
 }  // namespace weft::bench

@@ -27,6 +27,20 @@ Figure one(std::string group, std::string name, std::string unit, double value,
           {value, value, value, 1}, std::move(ceiling), std::move(note)};
 }
 
+// Forks, so before the client library starts its threads.
+Figure empty_exchange(const Settings& settings, int ranks) {
+  std::vector<double> latency;
+  for (int round = 0; round < settings.rounds; ++round) {
+    latency.push_back(exchange_microseconds(ranks, settings.quick ? 200 : 10'000));
+  }
+  const bool crowded = ranks > worker::usable_cores();
+  return {.group = "collective",
+          .name = "empty exchange, " + std::to_string(ranks) + " processes",
+          .unit = "us",
+          .summary = summarize(std::move(latency)),
+          .note = crowded ? "more ranks than cores: every wait sleeps" : ""};
+}
+
 Ceilings measure_ceilings(const Settings& settings, Report& report) {
   Ceilings out;
   const double seconds = settings.seconds();
@@ -42,6 +56,9 @@ Ceilings measure_ceilings(const Settings& settings, Report& report) {
   }
   out.barrier =
       report.add(one("ceiling", "plain spinning barrier, 2 threads", "us", barrier_microseconds(2, seconds)));
+  Figure exchange = empty_exchange(settings, 2);
+  exchange.ceiling = Ceiling{"plain spinning barrier", out.barrier, true};
+  out.exchange = report.add(std::move(exchange));
   return out;
 }
 
@@ -54,22 +71,8 @@ void measure_drift(const Settings& settings, const Ceilings& ceilings, Report& r
   }
 }
 
-void measure_collectives(const Settings& settings, const Ceilings& ceilings, Report& report) {
-  for (int ranks : {2, 4, 8}) {
-    std::vector<double> latency;
-    for (int round = 0; round < settings.rounds; ++round) {
-      latency.push_back(exchange_microseconds(ranks, settings.quick ? 200 : 10'000));
-    }
-    const bool crowded = ranks > worker::usable_cores();
-    report.add({.group = "collective",
-                .name = "empty exchange, " + std::to_string(ranks) + " ranks",
-                .unit = "us",
-                .summary = summarize(std::move(latency)),
-                .ceiling = ranks == 2
-                               ? std::optional(Ceiling{"plain spinning barrier", ceilings.barrier, true})
-                               : std::nullopt,
-                .note = crowded ? "more ranks than cores: every wait sleeps" : ""});
-  }
+void measure_collectives(const Settings& settings, Report& report) {
+  for (int ranks : {4, 8}) report.add(empty_exchange(settings, ranks));
   for (int ranks : {2, 4}) {
     for (int64_t bytes : {4 * kKiB, 256 * kKiB, 4 * kMiB}) {
       const int repeats = all_gather_repeats(ranks, static_cast<size_t>(bytes),
@@ -123,10 +126,12 @@ int fail(const Error& failure, int code) {
 
 int run(const Settings& settings, const CorePair& cores, const std::string& folder) {
   Report report(describe_run(settings, cores));
+  if (!settings.json.empty()) {  // now, rather than after minutes
+    if (auto written = report.write_json(settings.json); !written) return fail(written.error(), 2);
+  }
   report.print_header();
   const Ceilings ceilings = measure_ceilings(settings, report);
-  // Forks, so before the client library starts its threads.
-  if (settings.wants("collectives")) measure_collectives(settings, ceilings, report);
+  if (settings.wants("collectives")) measure_collectives(settings, report);
   if (settings.wants("kernels")) measure_kernels(settings, ceilings, report);
   if (settings.wants("prefill") || settings.wants("decode")) {
     if (auto done = measure_serving(settings, ceilings, {folder, cores}, report); !done) {

@@ -1,0 +1,146 @@
+// Goal: the numbers that benchmarks stand beside are right, and a benchmark leaves nothing behind.
+// Method: medians and shares of known values; the work of a small model against counting it out row by row;
+// a guarded child that aborts and leaves a process and a file.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/bench/figures.h"
+#include "tests/bench/guard.h"
+#include "tests/bench/model_work.h"
+
+namespace weft::bench {
+namespace {
+
+TEST(Figures, MedianAndRange) {
+  EXPECT_DOUBLE_EQ(summarize({5, 1, 9}).median, 5);
+  const Summary four = summarize({4, 1, 8, 2});
+  EXPECT_DOUBLE_EQ(four.median, 3);
+  EXPECT_DOUBLE_EQ(four.min, 1);
+  EXPECT_DOUBLE_EQ(four.max, 8);
+  EXPECT_EQ(four.count, 4u);
+  EXPECT_EQ(ratios({6, 8}, {3, 2}), (std::vector<double>{2, 4}));
+}
+
+TEST(Figures, ShareIsOneAtTheCeiling) {
+  Figure figure{"g", "n", "u", summarize({50}), Ceiling{"c", 200}};
+  EXPECT_DOUBLE_EQ(*figure.share(), 0.25);
+  figure.ceiling = Ceiling{"c", 10, true};
+  EXPECT_DOUBLE_EQ(*figure.share(), 0.2);
+  figure.ceiling.reset();
+  EXPECT_FALSE(figure.share());
+}
+
+worker::ModelConfig small_model() {
+  worker::ModelConfig c;
+  c.hidden = 48, c.heads = 4, c.vocabulary = 80;
+  c.layers = {{worker::FeedForward::kDense, worker::Indexer::kFull},
+              {worker::FeedForward::kMoe, worker::Indexer::kShared},
+              {worker::FeedForward::kMoe, worker::Indexer::kFull}};
+  c.q_lora_rank = 24, c.latent = 32, c.nope = 16, c.rope = 8, c.value = 12;
+  c.index_heads = 2, c.index_width = 16, c.index_topk = 5;
+  c.dense_width = 64, c.expert_width = 32, c.shared_width = 16;
+  c.experts = 8, c.experts_per_token = 3;
+  return c;
+}
+
+// Operations of one row after `position` others, layer by layer.
+double row_operations(const worker::ModelConfig& c, int64_t position) {
+  double multiply_adds = 0;
+  const int64_t seen = position + 1;
+  for (const worker::LayerConfig& layer : c.layers) {
+    int64_t n = c.hidden * c.q_lora_rank + c.q_lora_rank * c.heads * (c.nope + c.rope);  // queries
+    n += c.hidden * (c.latent + c.rope);                                                 // entry
+    n += c.heads * (c.nope * c.latent + c.latent * c.value + c.value * c.hidden);  // absorb, values, out
+    n += c.heads * std::min(seen, c.index_topk) * (c.latent + c.rope + c.latent);
+    if (layer.indexer == worker::Indexer::kFull) {
+      n +=
+          c.index_heads * c.index_width * c.q_lora_rank + c.hidden * c.index_width + c.hidden * c.index_heads;
+      if (seen > c.index_topk) n += seen * c.index_heads * c.index_width;
+    }
+    if (layer.feed_forward == worker::FeedForward::kDense) {
+      n += 3 * c.hidden * c.dense_width;
+    } else {
+      n += c.hidden * c.experts + 3 * c.hidden * (c.experts_per_token * c.expert_width + c.shared_width);
+    }
+    multiply_adds += static_cast<double>(n);
+  }
+  return 2 * multiply_adds;
+}
+
+TEST(ModelWork, PrefillIsTheSumOfItsRows) {
+  const worker::ModelConfig c = small_model();
+  for (int64_t tokens : {1, 5, 6, 40}) {
+    double want = 2.0 * static_cast<double>(c.hidden * c.vocabulary);
+    for (int64_t position = 0; position < tokens; ++position) want += row_operations(c, position);
+    EXPECT_NEAR(prefill_work(c, tokens).operations, want, 1e-9 * want) << tokens;
+  }
+}
+
+TEST(ModelWork, DecodeReadsKeysAndSelectedEntries) {
+  const worker::ModelConfig c = small_model();
+  const double head = 2.0 * static_cast<double>(c.hidden * c.vocabulary);
+  for (int64_t context : {0, 4, 5, 100}) {
+    const Work work = decode_work(c, DType::kF32, DType::kF32, context);
+    const double want = row_operations(c, context) + head;
+    EXPECT_NEAR(work.operations, want, 1e-9 * want);
+  }
+  // One more token of context: one more index key in each of two index layers, in either dtype.
+  for (DType cache : {DType::kF32, DType::kBF16}) {
+    const double more =
+        decode_work(c, DType::kF32, cache, 101).bytes - decode_work(c, DType::kF32, cache, 100).bytes;
+    EXPECT_DOUBLE_EQ(more, static_cast<double>(2 * c.index_width) * static_cast<double>(dtype_bytes(cache)));
+  }
+}
+
+// In a process of its own, since the guard reaps every child of the process it runs in.
+int guarded_in_child(const std::function<int(const std::string&)>& work) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(run_guarded("weft-bench-test", work));
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(Guard, ReturnsTheWorksCode) {
+  EXPECT_EQ(guarded_in_child([](const std::string&) { return 0; }), 0);
+  EXPECT_EQ(guarded_in_child([](const std::string&) { return 7; }), 7);
+}
+
+TEST(Guard, NothingIsLeftAfterAnAbort) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const int code = guarded_in_child([&](const std::string& folder) -> int {
+    std::ofstream(folder + "/file") << "something";
+    if (::fork() == 0) {  // what a daemon does: it is told of its parent's death, and then ends
+      ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+      ::alarm(60);
+      ::pause();
+    }
+    const pid_t self = ::getpid();
+    CHECK_EQ(::write(ends[1], &self, sizeof self), static_cast<ssize_t>(sizeof self));
+    CHECK_EQ(::write(ends[1], folder.data(), folder.size()), static_cast<ssize_t>(folder.size()));
+    std::abort();
+  });
+  ::close(ends[1]);
+  EXPECT_EQ(code, 128 + SIGABRT);
+  pid_t work = 0;
+  ASSERT_EQ(::read(ends[0], &work, sizeof work), static_cast<ssize_t>(sizeof work));
+  char folder[4096] = "";
+  ASSERT_GT(::read(ends[0], folder, sizeof folder - 1), 0);
+  EXPECT_FALSE(std::filesystem::exists(folder)) << folder;
+  // Every holder of the pipe's other end is gone, the grandchild with it.
+  char more;
+  EXPECT_EQ(::read(ends[0], &more, 1), 0);
+  ::close(ends[0]);
+}
+
+}  // namespace
+}  // namespace weft::bench
