@@ -205,7 +205,7 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
     notice.after = name(wish, nullptr);
     if (!event.dry_run) {
       sequence.wish = wish;
-      no_room_at_ = 0;  // look again
+      no_room_for_ = RequestId{};  // look again
     }
     return notice;
   }

@@ -1,6 +1,5 @@
 #include "daemon/client_endpoint.h"
 
-#include <unistd.h>
 #include <zmq.h>
 
 #include <cerrno>
@@ -108,6 +107,7 @@ ClientEndpoint::ClientEndpoint(Loop& loop, const EventLog& log, Listener& listen
   size_t size = sizeof bound;
   if (zmq_getsockopt(sockets_->router, ZMQ_LAST_ENDPOINT, bound, &size) == 0)
     address_.assign(bound, size - 1);
+  if (address_.rfind(kIpc, 0) == 0) path_ = OwnedPath(address_.substr(kIpc.size()));
   // The watches only wake the loop; the work is done in turn().
   router_watch_ = std::make_unique<Watch>(loop, descriptor_of(sockets_->router), [](int) {});
   monitor_watch_ = std::make_unique<Watch>(loop, descriptor_of(sockets_->monitor), [](int) {});
@@ -131,9 +131,9 @@ void ClientEndpoint::set_linger(Duration linger) {
 
 void ClientEndpoint::stop_accepting() {
   if (!std::exchange(accepting_, false)) return;
-  // ZeroMQ leaves the file. While it still listens the file is certainly ours; later it could be a
-  // successor's. (Unbinding would close the connections that came through it, and lose their last replies.)
-  if (address_.rfind(kIpc, 0) == 0) ::unlink(address_.c_str() + kIpc.size());
+  // ZeroMQ leaves the file. (Unbinding would close the connections that came through it, and lose their last
+  // replies.)
+  path_.remove();
 }
 
 bool ClientEndpoint::busy() { return is_readable(sockets_->router) || is_readable(sockets_->monitor); }

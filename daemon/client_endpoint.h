@@ -19,6 +19,7 @@
 
 #include "daemon/event_log.h"
 #include "daemon/loop.h"
+#include "daemon/socket_path.h"
 #include "proto/vocab/result.h"
 
 namespace weft::daemon {
@@ -68,6 +69,7 @@ class ClientEndpoint {
   Listener& listener_;
   std::unique_ptr<Sockets> sockets_;
   std::string address_;
+  OwnedPath path_;  // of an ipc address
   bool accepting_ = true;
   std::map<int, ClientIdentity> by_descriptor_;
   std::map<ClientIdentity, int> known_;

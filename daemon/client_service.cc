@@ -109,7 +109,10 @@ void ClientService::stop() {
 void ClientService::client_frame(const ClientIdentity& client, std::string_view frame) {
   wire::ClientRequest request;
   if (!request.ParseFromArray(frame.data(), static_cast<int>(frame.size()))) {
-    return send_error(client, 0, error(ErrorCode::kBadMessage, "the frame is no ClientRequest"));
+    // What came before the fault was read: with the tag, the client knows which of its requests is meant.
+    return send_error(
+        client, request.tag(),
+        error(ErrorCode::kBadMessage, "the frame is no ClientRequest (all text must be UTF-8)"));
   }
   if (request.version() != 1) {
     return send_error(
@@ -237,7 +240,8 @@ void ClientService::submit(Prompt& prompt) {
 }
 
 void ClientService::cancel(const ClientIdentity& client, uint64_t tag, const wire::CancelRequest& request) {
-  if (find(client, request.request()) == nullptr) {
+  Request* own = find(client, request.request());
+  if (own == nullptr) {
     return send_error(
         client, tag,
         error(ErrorCode::kNotFound, "no running request " + std::to_string(request.request()) + " of yours",
@@ -247,6 +251,8 @@ void ClientService::cancel(const ClientIdentity& client, uint64_t tag, const wir
   wire::ClientReply reply = reply_to(tag);
   reply.mutable_cancel()->set_request(request.request());
   send(client, reply);
+  own->stream.lift_limit();
+  settle(RequestId{request.request()}, own->stream.flush(loop_.now()));
 }
 
 void ClientService::list_models(const ClientIdentity& client, uint64_t tag) {

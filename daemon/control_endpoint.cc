@@ -40,7 +40,8 @@ struct ControlEndpoint::Connection {
   std::unique_ptr<Watch> watch;
   std::string in, out;
   bool answering = false;  // a request waits for its reply: no further one is taken
-  bool closing = false;    // close when `out` is written
+  bool closing = false;    // no more requests: close when `out` is written and read, or after the linger
+  std::unique_ptr<Timer> linger;
 };
 
 Result<std::unique_ptr<ControlEndpoint>> ControlEndpoint::listen(Loop& loop, const EventLog& log,
@@ -54,18 +55,14 @@ Result<std::unique_ptr<ControlEndpoint>> ControlEndpoint::listen(Loop& loop, con
   const mode_t before = ::umask(0177);  // so that the file never exists with a wider mode
   const int bound = ::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
   ::umask(before);
-  if (bound != 0 || ::listen(listener.get(), 16) != 0) return io_error(path);
+  if (bound != 0 || ::listen(listener.get(), SOMAXCONN) != 0) return io_error(path);
   return std::unique_ptr<ControlEndpoint>(
       new ControlEndpoint(loop, log, path, std::move(listener), std::move(handler)));
 }
 
 ControlEndpoint::ControlEndpoint(Loop& loop, const EventLog& log, std::string path, kv::Descriptor listener,
                                  Handler handler)
-    : loop_(loop),
-      log_(log),
-      path_(std::move(path)),
-      listener_(std::move(listener)),
-      handler_(std::move(handler)) {
+    : loop_(loop), log_(log), path_(path), listener_(std::move(listener)), handler_(std::move(handler)) {
   listen_watch_ = std::make_unique<Watch>(loop, listener_.get(), [this](int) { accept_all(); });
   listen_watch_->start(kReadable);
 }
@@ -73,7 +70,7 @@ ControlEndpoint::ControlEndpoint(Loop& loop, const EventLog& log, std::string pa
 ControlEndpoint::~ControlEndpoint() {
   connections_.clear();
   listen_watch_.reset();
-  ::unlink(path_.c_str());
+  path_.remove();
 }
 
 void ControlEndpoint::accept_all() {
@@ -167,7 +164,11 @@ void ControlEndpoint::send_reply(uint64_t id, const wire::ControlReply& reply, b
   const std::string bytes = versioned.SerializeAsString();
   append_length(static_cast<uint32_t>(bytes.size()), own.out);
   own.out += bytes;
-  own.closing = own.closing || last;
+  if (last && !own.closing) {
+    own.closing = true;
+    own.linger = std::make_unique<Timer>(loop_, [this, id] { connections_.erase(id); });
+    own.linger->start(kClosingLinger);
+  }
   const bool was_answering = std::exchange(own.answering, false);
   flush(id);
   // Further frames that have come meanwhile; not from inside of read_frames(), which goes on by itself.

@@ -2,7 +2,8 @@
 //
 // Frames are a 4-byte little-endian length and that many bytes of ControlRequest. Each connection's requests
 // are answered one by one, in order; an answer may come later. A frame that is too large or does not parse
-// gets a typed error, then the connection is closed. At most kConnectionsMax connections. Loop thread only.
+// gets a typed error, then the connection is closed: by the client, or after kClosingLinger. At most
+// kConnectionsMax connections. Loop thread only.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 
 #include "daemon/event_log.h"
 #include "daemon/loop.h"
+#include "daemon/socket_path.h"
 #include "kv/shared_memory.h"
 #include "proto/control.pb.h"
 #include "proto/vocab/result.h"
@@ -23,6 +25,7 @@ class ControlEndpoint {
  public:
   static constexpr uint32_t kFrameBytesMax = 1u << 20;
   static constexpr size_t kConnectionsMax = 32;
+  static constexpr Duration kClosingLinger = std::chrono::seconds(1);
 
   // Called once per request; `reply` may be called at once or later, once.
   using Reply = std::function<void(wire::ControlReply)>;
@@ -45,7 +48,7 @@ class ControlEndpoint {
 
   Loop& loop_;
   const EventLog& log_;
-  std::string path_;
+  OwnedPath path_;
   kv::Descriptor listener_;
   Handler handler_;
   std::unique_ptr<Watch> listen_watch_;

@@ -242,10 +242,12 @@ Result<void> ControlService::set_defaults(const wire::RegroupRequest& request) {
       validate_grouping(request.prefill(), request.decode(), request.index(), *view.defaults,
                         view.options->workers));
   if (request.dry_run()) return {};
+  // Remembered first: defaults that could not be written down are not taken.
+  TRY_VOID(view.journal->set_wanted({{"prefill", kv::split_name(wish.prefill)},
+                                     {"decode", kv::decode_name(wish.decode)},
+                                     {"index", kv::index_name(wish.index)}}));
   *view.defaults = wish;
-  TRY_VOID(view.journal->set_wanted("prefill", kv::split_name(wish.prefill)));
-  TRY_VOID(view.journal->set_wanted("decode", kv::decode_name(wish.decode)));
-  return view.journal->set_wanted("index", kv::index_name(wish.index));
+  return {};
 }
 
 void ControlService::regroup(const wire::RegroupRequest& request, ControlEndpoint::Reply reply) {

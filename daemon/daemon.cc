@@ -4,6 +4,8 @@
 
 #include <cstdio>
 
+#include "daemon/memory_budget.h"
+
 namespace weft::daemon {
 namespace {
 
@@ -102,10 +104,10 @@ void Daemon::write_configuration() {
                                     {"client_endpoint", client_endpoint_->address()},
                                     {"control_socket", options_.control_socket},
                                     {"version", kVersion}}));
-  keep(journal_->set_wanted("workers", std::to_string(options_.workers)));
-  keep(journal_->set_wanted("prefill", kv::split_name(defaults_.prefill)));
-  keep(journal_->set_wanted("decode", kv::decode_name(defaults_.decode)));
-  keep(journal_->set_wanted("index", kv::index_name(defaults_.index)));
+  keep(journal_->set_wanted({{"workers", std::to_string(options_.workers)},
+                             {"prefill", kv::split_name(defaults_.prefill)},
+                             {"decode", kv::decode_name(defaults_.decode)},
+                             {"index", kv::index_name(defaults_.index)}}));
 }
 
 void Daemon::stop(const std::string& why) {
@@ -125,6 +127,7 @@ void Daemon::stop(const std::string& why) {
 
 Result<ArenaSizes> Daemon::size_arenas(const wire::ModelDescription& model) {
   TRY(sizing_, size_everything(options_, model));
+  TRY_VOID(check_fits_memory(sizing_->arenas, available_memory()));
   return sizing_->arenas;
 }
 

@@ -157,20 +157,30 @@ Result<Journal> Journal::open(const std::string& state_folder) {
     failure.message += " (" + path + ")";
     return failure;
   }
+  TRY_VOID(Statement(raw, "DELETE FROM command WHERE id <= (SELECT max(id) FROM command) - ?")
+               .bind(kCommandsKept)
+               .run());
   return Journal(state_folder, std::move(lock), std::move(database));
 }
 
+// A transaction that cannot be committed is rolled back: left open, it would swallow every later write.
+Result<void> Journal::in_transaction(const std::function<Result<void>()>& writes) {
+  TRY_VOID(execute(database_.get(), "BEGIN IMMEDIATE"));
+  auto done = writes();
+  if (done) done = execute(database_.get(), "COMMIT");
+  if (!done) (void)execute(database_.get(), "ROLLBACK");
+  return done;
+}
+
 Result<void> Journal::set_configuration(const std::map<std::string, std::string>& values) {
-  TRY_VOID(execute(database_.get(), "BEGIN IMMEDIATE; DELETE FROM configuration;"));
-  for (const auto& [key, value] : values) {
-    auto written =
-        Statement(database_.get(), "INSERT INTO configuration VALUES (?, ?)").bind(key).bind(value).run();
-    if (!written) {
-      (void)execute(database_.get(), "ROLLBACK");
-      return written;
+  return in_transaction([&]() -> Result<void> {
+    TRY_VOID(execute(database_.get(), "DELETE FROM configuration"));
+    for (const auto& [key, value] : values) {
+      TRY_VOID(
+          Statement(database_.get(), "INSERT INTO configuration VALUES (?, ?)").bind(key).bind(value).run());
     }
-  }
-  return execute(database_.get(), "COMMIT");
+    return {};
+  });
 }
 
 Result<std::map<std::string, std::string>> Journal::configuration() const {
@@ -183,14 +193,19 @@ Result<std::map<std::string, std::string>> Journal::configuration() const {
   }
 }
 
-Result<void> Journal::set_wanted(const std::string& key, const std::string& value) {
-  return Statement(database_.get(),
-                   "INSERT INTO wanted VALUES (?, ?, ?) "
-                   "ON CONFLICT (key) DO UPDATE SET value = excluded.value, changed_ms = excluded.changed_ms")
-      .bind(key)
-      .bind(value)
-      .bind(now_ms())
-      .run();
+Result<void> Journal::set_wanted(const std::map<std::string, std::string>& values) {
+  return in_transaction([&]() -> Result<void> {
+    for (const auto& [key, value] : values) {
+      TRY_VOID(Statement(database_.get(),
+                         "INSERT INTO wanted VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+                         "value = excluded.value, changed_ms = excluded.changed_ms")
+                   .bind(key)
+                   .bind(value)
+                   .bind(now_ms())
+                   .run());
+    }
+    return {};
+  });
 }
 
 Result<std::optional<std::string>> Journal::wanted(const std::string& key) const {

@@ -1,12 +1,13 @@
 // The journal of intent: what the daemon was told to be, in a SQLite file of the state folder.
 //
 // Holds the configuration of the present run, the wanted topology (worker count, default groupings) and the
-// history of commands with their outcomes. Requests are not in it: a daemon's crash ends streams. The state
-// folder belongs to one daemon at a time, by a lock that dies with it. Loop thread only; a write takes about
-// a millisecond.
+// history of the last kCommandsKept commands with their outcomes (older ones go at the next start). Requests
+// are not in it: a daemon's crash ends streams. The state folder belongs to one daemon at a time, by a lock
+// that dies with it. Loop thread only; a write takes about a millisecond.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,6 +32,7 @@ struct CommandRecord {
 class Journal {
  public:
   static constexpr int kSchemaVersion = 1;
+  static constexpr int64_t kCommandsKept = 10'000;
 
   // Makes the folder if needed, takes its lock, opens and migrates the file. kFailedPrecondition: another
   // daemon has the folder. kIo names the folder and the reason. kUnsupported: the file is of a newer version.
@@ -45,7 +47,7 @@ class Journal {
   Result<void> set_configuration(const std::map<std::string, std::string>& values);
   Result<std::map<std::string, std::string>> configuration() const;
 
-  Result<void> set_wanted(const std::string& key, const std::string& value);
+  Result<void> set_wanted(const std::map<std::string, std::string>& values);  // all of them or none
   Result<std::optional<std::string>> wanted(const std::string& key) const;
 
   Result<int64_t> begin_command(const std::string& command, const std::string& detail);
@@ -56,6 +58,7 @@ class Journal {
   struct Close {
     void operator()(sqlite3* database) const;
   };
+  Result<void> in_transaction(const std::function<Result<void>()>& writes);
   Journal(std::string folder, kv::Descriptor lock, std::unique_ptr<sqlite3, Close> database);
 
   std::string folder_;

@@ -1,6 +1,7 @@
 // weftd. Exit codes: 0 stopped as asked; 1 could not start or run; 2 a bad command line.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,6 +20,14 @@ int fail(const weft::Error& failure, int code) {
   return code;
 }
 
+// Every client is a descriptor, and a worker cannot be started again without some.
+void take_all_descriptors() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -32,6 +41,7 @@ int main(int argc, char** argv) {
     if (fd < 0) return 1;
   }
   ::signal(SIGPIPE, SIG_IGN);
+  take_all_descriptors();
   ::umask(0077);  // sockets, journal and recordings are the owner's alone
 
   auto parsed = weft::daemon::parse_options(std::vector<std::string>(argv + 1, argv + argc));

@@ -44,4 +44,19 @@ Result<void> claim_socket_path(const std::string& path, const char* field) {
   return {};
 }
 
+OwnedPath::OwnedPath(const std::string& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) return;
+  path_ = path;
+  device_ = info.st_dev;
+  inode_ = info.st_ino;
+}
+
+void OwnedPath::remove() {
+  struct stat info {};
+  if (path_.empty() || ::lstat(path_.c_str(), &info) != 0) return;
+  if (info.st_dev == device_ && info.st_ino == inode_) ::unlink(path_.c_str());
+  path_.clear();
+}
+
 }  // namespace weft::daemon

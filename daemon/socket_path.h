@@ -1,6 +1,7 @@
 // Unix socket files: making room for one of ours without taking one that is in use.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "proto/vocab/result.h"
@@ -10,5 +11,18 @@ namespace weft::daemon {
 // Makes the folder (owner only) and removes the socket of a daemon that died. kFailedPrecondition: somebody
 // listens there, or a file that is no socket is in the way. `field` names the option in errors.
 Result<void> claim_socket_path(const std::string& path, const char* field);
+
+// A file that was made, to be removed only while its path still leads to it: whoever removed our folder and
+// started a successor there must not lose the successor's socket. The destructor leaves the file.
+class OwnedPath {
+ public:
+  OwnedPath() = default;
+  explicit OwnedPath(const std::string& path);  // of a file that was just made
+  void remove();
+
+ private:
+  std::string path_;
+  uint64_t device_ = 0, inode_ = 0;
+};
 
 }  // namespace weft::daemon

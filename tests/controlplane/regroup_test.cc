@@ -204,6 +204,28 @@ TEST_F(Regroup, UnknownRequestsAndBadWishesAreRefused) {
   EXPECT_EQ(h.regrouped.at(1).error.code, ErrorCode::kInvalidArgument);
 }
 
+// A waiting request that comes to fit by another grouping comes in at once, though nothing else has changed.
+TEST(RegroupWaiting, ComesInWhenItsNewGroupingFits) {
+  Harness h(small_limits(2, 8));
+  const RequestId a = h.submit(text(1, 8), 1);  // tp: 2 pages on both ranks
+  h.plan();
+  // dp with split index: 7 pages on one rank, where 6 are free; dcp(2): 4 and 3.
+  const RequestId b = h.submit(text(2, 24), 5, wish(kv::DecodeKind::kDp, 1, kv::IndexKind::kSplit));
+  h.plan();
+  ASSERT_EQ(h.plane.request(b)->state, RequestState::kWaiting);
+  RegroupRequested event;
+  event.command = 1;
+  event.request = b;
+  event.has_decode = event.has_index = true;
+  event.wish = wish(kv::DecodeKind::kDcp, 2, kv::IndexKind::kSplit);
+  h.feed(event);
+  h.plan();
+  EXPECT_NE(h.plane.request(b)->state, RequestState::kWaiting);
+  while (!h.in_flight.empty()) h.run_oldest();
+  h.run_all();
+  for (const RequestId id : {a, b}) h.expect_right(id);
+}
+
 TEST_F(Regroup, PrefillSplitChangesForTheChunksToCome) {
   Limits limits = small_limits(4, 100);
   limits.max_chunk_rows = 16;

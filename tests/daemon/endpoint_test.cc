@@ -81,6 +81,8 @@ class ControlClient {
     bytes_.erase(0, 4 + length);
     return reply;
   }
+  // The other side is closed for both directions.
+  bool broken() { return ::send(socket_.get(), "", 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno == EPIPE; }
   bool closed() {
     (void)poll();
     return closed_;
@@ -211,6 +213,17 @@ TEST_F(ControlTest, TooManyConnectionsAreRefused) {
   }
   ControlClient extra(path_);
   EXPECT_EQ(next(extra).error().code(), wire::ERROR_RESOURCE_EXHAUSTED);
+  // It is closed although this side keeps it open: refused clients do not add up.
+  run_until([&] { return extra.broken(); });
+}
+
+TEST_F(ControlTest, ASuccessorsFilesAreLeftAlone) {
+  std::filesystem::remove_all(folder_);  // under a running daemon
+  auto successor =
+      ControlEndpoint::listen(loop_, log_, path_, [](const wire::ControlRequest&, ControlEndpoint::Reply) {});
+  ASSERT_TRUE(successor.has_value()) << successor.error().text();
+  endpoint_.reset();
+  EXPECT_TRUE(ControlClient(path_).connected());
 }
 
 TEST_F(ControlTest, APathInUseIsRefusedAndADeadOneTaken) {
@@ -398,6 +411,15 @@ TEST_F(ClientTest, AddressesInUseAreRefusedAndTheFileGoes) {
   EXPECT_EQ(same.error().code, ErrorCode::kFailedPrecondition);
   endpoint_->stop_accepting();
   EXPECT_FALSE(std::filesystem::exists(address_.substr(6)));
+}
+
+TEST_F(ClientTest, ASuccessorsFileIsLeftAlone) {
+  std::filesystem::remove_all(folder_);  // under a running daemon
+  Recorder other;
+  auto successor = ClientEndpoint::bind(loop_, log_, address_, {}, other);
+  ASSERT_TRUE(successor.has_value()) << successor.error().text();
+  endpoint_->stop_accepting();
+  EXPECT_TRUE(std::filesystem::exists(address_.substr(6)));
 }
 
 }  // namespace

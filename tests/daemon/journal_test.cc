@@ -33,8 +33,8 @@ TEST_F(JournalTest, RemembersOverARestart) {
   {
     Journal journal = must_open();
     ASSERT_TRUE(journal.set_configuration({{"workers", "4"}, {"model", "/models/toy"}}).has_value());
-    ASSERT_TRUE(journal.set_wanted("decode", "tp").has_value());
-    ASSERT_TRUE(journal.set_wanted("decode", "dcp(4)").has_value());
+    ASSERT_TRUE(journal.set_wanted({{"decode", "tp"}}).has_value());
+    ASSERT_TRUE(journal.set_wanted({{"decode", "dcp(4)"}}).has_value());
     auto first = journal.begin_command("regroup", "--all --decode dcp(4)");
     ASSERT_TRUE(first.has_value());
     ASSERT_TRUE(journal.end_command(*first, "ok").has_value());
@@ -59,6 +59,47 @@ TEST_F(JournalTest, ConfigurationIsReplacedWhole) {
   ASSERT_TRUE(journal.set_configuration({{"a", "1"}, {"b", "2"}}).has_value());
   ASSERT_TRUE(journal.set_configuration({{"b", "3"}}).has_value());
   EXPECT_EQ(journal.configuration().value(), (std::map<std::string, std::string>{{"b", "3"}}));
+}
+
+// What fails in the middle, or at its commit, leaves nothing behind: neither half of it nor an open
+// transaction that later writes would vanish in.
+TEST_F(JournalTest, AWriteThatFailsIsUndone) {
+  Journal journal = must_open();
+  ASSERT_TRUE(journal.set_wanted({{"decode", "tp"}, {"prefill", "none"}}).has_value());
+  sqlite3* other = nullptr;
+  ASSERT_EQ(sqlite3_open((folder_ + "/journal.sqlite").c_str(), &other), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(other,
+                         "CREATE TRIGGER refuse BEFORE UPDATE ON wanted WHEN NEW.value = 'interleave' "
+                         "BEGIN SELECT RAISE(FAIL, 'no'); END",
+                         nullptr, nullptr, nullptr),
+            SQLITE_OK);
+  EXPECT_FALSE(journal.set_wanted({{"decode", "dp"}, {"prefill", "interleave"}}).has_value());
+  EXPECT_EQ(journal.wanted("decode").value(), "tp");
+  ASSERT_TRUE(journal.set_wanted({{"decode", "dcp(2)"}}).has_value());
+  sqlite3_stmt* seen = nullptr;  // by another connection: it is committed
+  ASSERT_EQ(sqlite3_prepare_v2(other, "SELECT value FROM wanted WHERE key = 'decode'", -1, &seen, nullptr),
+            SQLITE_OK);
+  ASSERT_EQ(sqlite3_step(seen), SQLITE_ROW);
+  EXPECT_STREQ(reinterpret_cast<const char*>(sqlite3_column_text(seen, 0)), "dcp(2)");
+  sqlite3_finalize(seen);
+  sqlite3_close(other);
+}
+
+TEST_F(JournalTest, OldCommandsGoAtTheNextStart) {
+  {
+    Journal journal = must_open();
+    ASSERT_TRUE(journal.begin_command("first", "").has_value());
+    sqlite3* other = nullptr;
+    ASSERT_EQ(sqlite3_open((folder_ + "/journal.sqlite").c_str(), &other), SQLITE_OK);
+    const std::string later = "INSERT INTO command (id, at_ms, command, detail) VALUES (" +
+                              std::to_string(Journal::kCommandsKept + 1) + ", 1, 'last', '')";
+    EXPECT_EQ(sqlite3_exec(other, later.c_str(), nullptr, nullptr, nullptr), SQLITE_OK);
+    sqlite3_close(other);
+    EXPECT_EQ(journal.commands(10).value().size(), 2u);
+  }
+  Journal journal = must_open();
+  ASSERT_EQ(journal.commands(10).value().size(), 1u);
+  EXPECT_EQ(journal.commands(10).value()[0].command, "last");
 }
 
 TEST_F(JournalTest, SecondDaemonOnTheSameFolderIsRefused) {

@@ -71,6 +71,17 @@ TEST(Stream, CreditCountsTokensOnly) {
   EXPECT_THAT(client.got, ElementsAre("t0", "t1", "t2", "end"));
 }
 
+TEST(Stream, ACancelledStreamEndsWithoutCredit) {
+  FakeClient client;
+  Stream stream(client.transport(), 1);
+  for (const char* frame : {"t0", "t1"}) stream.push(frame, Stream::Frame::kToken, Time{1});
+  stream.lift_limit();
+  EXPECT_EQ(stream.flush(Time{2}), Sent::kSent);
+  stream.push("end", Stream::Frame::kLast, Time{3});
+  EXPECT_TRUE(stream.complete());
+  EXPECT_THAT(client.got, ElementsAre("t0", "t1", "end"));
+}
+
 TEST(Stream, AGoneClientIsToldAtOnce) {
   FakeClient client;
   client.gone = true;

@@ -115,6 +115,23 @@ TEST_F(BadInput, GarbageOnTheClientSocket) {
   zmq_ctx_term(context);
 }
 
+// The reply carries the tag, or the client would wait for ever.
+TEST_F(BadInput, TextThatIsNotUtf8) {
+  auto client = daemon_->client();
+  const std::function<void(wire::GenerateRequest&)> spoils[] = {
+      [](auto& r) { r.set_model("\xff\xfe"); },
+      [](auto& r) { r.set_decode("\xff\xfe"); },
+      [](auto& r) { r.set_cache_salt("\xff\xfe"); },
+  };
+  for (const auto& spoil : spoils) {
+    auto request = text_request("some text", 4);
+    spoil(request);
+    const auto outcome = client.generate(request, {}, kPatience);
+    ASSERT_FALSE(outcome.has_value());
+    EXPECT_EQ(error_code_name(outcome.error().code), std::string("bad_message")) << outcome.error().text();
+  }
+}
+
 TEST_F(BadInput, GarbageOnTheControlSocket) {
   for (const std::string& garbage : {std::string("\xff\xff\xff\xff!", 5), std::string("\x04\0\0\0zzzz", 8)}) {
     const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
