@@ -448,6 +448,7 @@ void ClientService::look_after_blocked() {
       const auto limit_ms = std::chrono::duration_cast<std::chrono::milliseconds>(stall_limit_).count();
       request.ended_by_us = error(ErrorCode::kDeadlineExceeded,
                                   "the stream was left unread for " + std::to_string(limit_ms) + " ms");
+      request.stream.lift_limit();
       engine_->post(controlplane::CancelRequested{id});
     }
   }

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "proto/endpoints.h"
+#include "proto/utf8.h"
 #include "proto/vocab/units.h"
 
 namespace weft::daemon {
@@ -290,6 +291,19 @@ Result<void> check_model(Options& options) {
   return {};
 }
 
+// They are told to clients and workers in messages whose strings must be UTF-8.
+Result<void> check_names(const Options& options) {
+  const std::pair<const char*, const std::string*> names[] = {{"model", &options.model_folder},
+                                                              {"name", &options.model_name},
+                                                              {"state-dir", &options.state_folder},
+                                                              {"client-endpoint", &options.client_endpoint},
+                                                              {"control-socket", &options.control_socket}};
+  for (const auto& [option, name] : names) {
+    if (!is_utf8(*name)) return bad(option, "'" + as_utf8(*name, name->size()) + "' is not UTF-8");
+  }
+  return {};
+}
+
 Duration from_seconds(double value) { return Duration(static_cast<int64_t>(value * 1e9)); }
 
 }  // namespace
@@ -340,6 +354,7 @@ Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments) {
   TRY_VOID(check_groupings(raw, options));
   TRY_VOID(check_model(options));
   TRY_VOID(check_places(options));
+  TRY_VOID(check_names(options));
   return ParsedOptions{std::move(options), {}, {}};
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 
+#include "proto/utf8.h"
 #include "proto/vocab/check.h"
 #include "worker/event_log.h"
 
@@ -70,8 +71,8 @@ void CommandChannel::fail(const Error& error) {
   wire::FromWorker message;
   wire::Failure* failure = message.mutable_failure();
   failure->set_code(static_cast<uint32_t>(error.code));
-  failure->set_message(error.message.substr(0, kFailureTextMax));
-  failure->set_field(error.field.substr(0, kFailureTextMax));
+  failure->set_message(as_utf8(error.message, kFailureTextMax));  // it may quote a broken file
+  failure->set_field(as_utf8(error.field, kFailureTextMax));
   if (auto sent = send(message); !sent) log_event("failure_not_sent", sent.error().text());
   end_process("exits", kExitFailed);
 }

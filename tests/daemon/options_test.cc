@@ -127,6 +127,8 @@ TEST(Options, BadValuesAreNamed) {
       {{"--max-step-rows", "0"}, "--max-step-rows"},
       {{"--max-step-rows", "32"}, "at least --max-running"},
       {{"--worker-binary", "/nowhere/weft-worker"}, "--worker-binary"},
+      {{"--name", "\xff"}, "'?' is not UTF-8"},
+      {{"--state-dir", "/tmp/\xc3"}, "--state-dir: '/tmp/?' is not UTF-8"},
       {{"--no-such-option"}, "--no-such-option"},
   };
   for (const BadOption& bad : cases) {

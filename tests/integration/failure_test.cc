@@ -226,10 +226,47 @@ TEST(Failure, AClientThatNeverReadsIsCancelledAfterTheLimit) {
   auto client = daemon.client();
   auto request = long_request("tp");
   request.set_credit(2);
-  ASSERT_TRUE(client.start(request).has_value());
+  const uint64_t tag = client.start(request).value();
   EXPECT_TRUE(wait_until([&] { return daemon.log().find("client_stalled") != std::string::npos; }));
   EXPECT_TRUE(wait_until([&] { return daemon.status().running() == 0; }));
   EXPECT_EQ(daemon.status().state(), "ready");
+  // One that reads but grants nothing is told so: the end needs no credit.
+  wire::ClientReply last;
+  while (!last.has_finished()) {
+    auto reply = client.next(tag, kPatience);
+    ASSERT_TRUE(reply.has_value()) << reply.error().text();
+    last = *reply;
+  }
+  EXPECT_EQ(last.finished().reason(), "cancelled");
+  EXPECT_EQ(last.finished().error().code(), wire::ERROR_DEADLINE_EXCEEDED);
+}
+
+TEST(Failure, ACancelNeedsNoCredit) {
+  Daemon daemon(kArguments);
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  auto request = long_request("tp");
+  request.set_credit(1);
+  const uint64_t tag = client.start(request).value();
+  uint64_t id = 0;
+  for (bool begun = false; !begun;) {
+    auto reply = client.next(tag, kPatience);
+    ASSERT_TRUE(reply.has_value()) << reply.error().text();
+    if (reply->has_accepted()) id = reply->accepted().request();
+    begun = reply->has_token();
+  }
+  wire::ControlRequest list;
+  list.mutable_requests();
+  ASSERT_TRUE(wait_until([&] {
+    const auto reply = daemon.control(list);
+    return reply.requests().requests_size() == 1 && reply.requests().requests(0).state() == "paused";
+  }));
+  ASSERT_TRUE(client.send_cancel(id).has_value());
+  for (;;) {
+    auto reply = client.next(tag, std::chrono::seconds(30));
+    ASSERT_TRUE(reply.has_value()) << reply.error().text();
+    if (reply->has_finished()) break;
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "tests/integration/harness.h"
 
@@ -186,6 +187,23 @@ TEST(Lifecycle, ABrokenCheckpointEndsTheDaemonWithItsReason) {
   EXPECT_EQ(daemon.wait_exit(), 1);
   EXPECT_THAT(daemon.log(), HasSubstr("weftd: bad_checkpoint"));
   EXPECT_EQ(daemon.leftovers(), "");
+}
+
+// The worker's reason quotes the file; a message that carried its bytes as they are would not parse.
+TEST(Lifecycle, AReasonThatQuotesGarbageArrives) {
+  namespace fs = std::filesystem;
+  const std::string folder = recall_model() + "-garbled";
+  fs::remove_all(folder);
+  fs::copy(recall_model(), folder);
+  std::ofstream(folder + "/config.json") << R"({"model_type": ")"
+                                         << "\xff\xfe"
+                                         << R"("})";
+  Daemon daemon(kFour, folder);
+  EXPECT_FALSE(daemon.wait_ready());
+  EXPECT_EQ(daemon.wait_exit(), 1);
+  EXPECT_THAT(daemon.log(), HasSubstr("weftd: bad_checkpoint"));
+  EXPECT_EQ(daemon.leftovers(), "");
+  fs::remove_all(folder);
 }
 
 }  // namespace

@@ -8,8 +8,8 @@
 #include <atomic>
 #include <mutex>
 
+#include "proto/utf8.h"
 #include "tests/tools/fake_daemon.h"
-#include "tools/client/utf8.h"
 
 namespace weft::client {
 namespace {
@@ -347,6 +347,22 @@ TEST(Utf8, KnowsGoodFromBad) {
                           "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xe2\x82", "a\xe2\x82z"}) {
     EXPECT_FALSE(is_utf8(bad)) << bad;
   }
+}
+
+TEST(Utf8, AnyBytesBecomeAText) {
+  EXPECT_EQ(as_utf8("a\xC3\xA9"
+                    "b",
+                    100),
+            "a\xC3\xA9"
+            "b");
+  EXPECT_EQ(as_utf8("\xFF"
+                    "a\xE2\x82"
+                    "b\xC3",
+                    100),
+            "?a??b?");
+  EXPECT_EQ(as_utf8("aaaa", 3), "aaa");
+  EXPECT_EQ(as_utf8("aa\xC3\xA9", 3), "aa");
+  EXPECT_EQ(as_utf8("\xFF\xFF\xFF", 2), "??");
 }
 
 TEST(Utf8, BoundariesCutNoCharacter) {

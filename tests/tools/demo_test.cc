@@ -11,9 +11,9 @@
 #include <set>
 #include <sstream>
 
+#include "proto/utf8.h"
 #include "proto/vocab/random.h"
 #include "tests/tools/fake_daemon.h"
-#include "tools/client/utf8.h"
 #include "tools/ctl/json.h"
 #include "tools/demo/long_prompt.h"
 #include "tools/demo/report.h"
@@ -46,7 +46,7 @@ std::string tricky_source(uint64_t seed, size_t bytes) {
 
 void expect_kept(const LongPrompt& prompt, size_t tokens) {
   EXPECT_EQ(prompt.first().size(), tokens);
-  EXPECT_TRUE(client::is_utf8(prompt.first()));
+  EXPECT_TRUE(is_utf8(prompt.first()));
   ASSERT_EQ(prompt.facts.size(), 3u);
   const double places[] = {0.15, 0.50, 0.85};
   for (size_t i = 0; i < 3; ++i) {

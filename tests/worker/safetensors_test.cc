@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstring>
 
@@ -65,6 +66,16 @@ TEST(Safetensors, AbsentFile) {
   const auto file = SafetensorsFile::open(folder.file("x.safetensors"));
   ASSERT_FALSE(file.has_value());
   EXPECT_EQ(file.error().code, ErrorCode::kNotFound);
+}
+
+// Without a writer, opening it would wait for ever.
+TEST(Safetensors, AFifoIsNoFile) {
+  const TempFolder folder;
+  const std::string path = folder.file("model.safetensors");
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const auto opened = SafetensorsFile::open(path);
+  ASSERT_FALSE(opened.has_value());
+  EXPECT_EQ(opened.error().code, ErrorCode::kIo);
 }
 
 TEST(Safetensors, HeaderLength) {

@@ -2,9 +2,9 @@
 
 #include <utility>
 
+#include "proto/utf8.h"
 #include "tools/client/connection.h"
 #include "tools/client/deadline.h"
-#include "tools/client/utf8.h"
 
 namespace weft::client {
 namespace {

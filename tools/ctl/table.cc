@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "proto/utf8.h"
 #include "proto/vocab/check.h"
 #include "proto/vocab/units.h"
-#include "tools/client/utf8.h"
 
 namespace weft::ctl {
 namespace {

@@ -4,8 +4,8 @@
 #include <array>
 #include <cstdio>
 
+#include "proto/utf8.h"
 #include "proto/vocab/random.h"
-#include "tools/client/utf8.h"
 #include "tools/demo/source_text.h"
 
 namespace weft::demo {
@@ -30,7 +30,7 @@ std::string line_of(const Fact& fact) { return "\n" + fact.stem + fact.answer + 
 
 // Exactly `bytes` of the source, continued by made text; the last character is never cut.
 std::string base_text(const PromptOptions& options, size_t bytes, LongPrompt& prompt) {
-  std::string out = options.source.substr(0, client::character_boundary(options.source, bytes));
+  std::string out = options.source.substr(0, character_boundary(options.source, bytes));
   prompt.source_bytes = out.size();
   if (options.source.size() < bytes) {
     out += made_text(mix64(options.seed), bytes - out.size());
@@ -46,7 +46,7 @@ size_t place_near(const std::string& text, size_t wanted) {
   constexpr size_t kNear = 200;
   const size_t end = text.find('\n', wanted);
   if (end != std::string::npos && end - wanted <= kNear) return end;
-  return client::character_boundary(text, wanted);
+  return character_boundary(text, wanted);
 }
 
 // From the last place to the first, so that earlier places stay where they are.

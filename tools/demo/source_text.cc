@@ -7,8 +7,8 @@
 #include <set>
 #include <vector>
 
+#include "proto/utf8.h"
 #include "proto/vocab/random.h"
-#include "tools/client/utf8.h"
 
 namespace weft::demo {
 namespace {
@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 std::string cleaned(std::string text) {
   text.erase(std::remove(text.begin(), text.end(), '\0'), text.end());
-  if (!client::is_utf8(text)) {
+  if (!is_utf8(text)) {
     for (char& byte : text) {
       if (static_cast<unsigned char>(byte) >= 0x80) byte = '?';
     }

@@ -149,7 +149,7 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
 
 Result<void> SafetensorsFile::map(const std::string& path) {
   const std::string name = file_name(path);
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO would wait
   if (descriptor < 0) {
     const bool absent = errno == ENOENT;
     return error(absent ? ErrorCode::kNotFound : ErrorCode::kIo,

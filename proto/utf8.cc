@@ -1,8 +1,8 @@
-#include "tools/client/utf8.h"
+#include "proto/utf8.h"
 
 #include <algorithm>
 
-namespace weft::client {
+namespace weft {
 namespace {
 
 bool is_continuation(char byte) { return (static_cast<unsigned char>(byte) & 0xC0u) == 0x80u; }
@@ -41,4 +41,15 @@ size_t character_boundary(std::string_view text, size_t limit) {
   return n;
 }
 
-}  // namespace weft::client
+std::string as_utf8(std::string_view text, size_t limit) {
+  std::string out;
+  while (!text.empty() && out.size() < limit) {
+    const size_t length = front_length(text);
+    if (out.size() + length > limit) break;
+    out += length == 0 ? std::string_view("?") : text.substr(0, length);
+    text.remove_prefix(length == 0 ? 1 : length);
+  }
+  return out;
+}
+
+}  // namespace weft
