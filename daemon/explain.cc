@@ -31,6 +31,8 @@ kv::CostModel cost_model(const controlplane::Limits& limits, const wire::ModelDe
   cost.query_bytes = static_cast<int64_t>(model.entry_bytes() / std::max<uint64_t>(1, model.query_width()));
   cost.latent_width = static_cast<int64_t>(model.latent_width());
   cost.index_topk = static_cast<int64_t>(model.index_topk());
+  cost.dense_segments = model.dense_segments();
+  cost.moe_segments = model.moe_segments();
   cost.rank_count = limits.rank_count;
   return cost;
 }

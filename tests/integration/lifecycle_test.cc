@@ -134,7 +134,8 @@ TEST(Lifecycle, TheDaemonsDeathEndsTheWorkersAndASuccessorTakesItsFolder) {
     EXPECT_EQ(daemon.wait_exit(), -1);
     const Time died = monotonic_now();
     EXPECT_TRUE(wait_until([&] { return daemon.leftovers().find("process") == std::string::npos; }));
-    RecordProperty("workers_ended_after_ms", static_cast<int>(seconds(monotonic_now() - died) * 1000));
+    // What users are promised: the daemon's death ends the workers within 2 s.
+    EXPECT_LT(seconds(monotonic_now() - died), 2.0);
   }
   // The sockets of the dead daemon lie there still; the successor takes them over, and remembers the
   // defaults.
