@@ -119,11 +119,16 @@ TEST(Guard, NothingIsLeftAfterAnAbort) {
   ASSERT_EQ(::pipe(ends), 0);
   const int code = guarded_in_child([&](const std::string& folder) -> int {
     std::ofstream(folder + "/file") << "something";
+    int ready[2];
+    CHECK_EQ(::pipe(ready), 0);
     if (::fork() == 0) {  // what a daemon does: it is told of its parent's death, and then ends
       ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+      CHECK_EQ(::write(ready[1], "r", 1), 1);
       ::alarm(60);
       ::pause();
     }
+    char byte;
+    CHECK_EQ(::read(ready[0], &byte, 1), 1);
     const pid_t self = ::getpid();
     CHECK_EQ(::write(ends[1], &self, sizeof self), static_cast<ssize_t>(sizeof self));
     CHECK_EQ(::write(ends[1], folder.data(), folder.size()), static_cast<ssize_t>(folder.size()));
