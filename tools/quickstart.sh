@@ -8,8 +8,8 @@ usage() {
   cat <<'TEXT'
 Usage: tools/quickstart.sh [options]
 
-  --context N   tokens of the first request (default 32768; 131072 works too)
-  --workers N   worker processes (default 4)
+  --context N   tokens of the first request, 2048 to 1032192 (default 32768; 131072 works too)
+  --workers N   worker processes, 1 to 8 (default 4)
   --file PATH   text to read instead of the licences in /usr/share/common-licenses
   --seed N      of the planted facts; default: new ones each time
   --keep        leave the daemon running and say what to try next
@@ -25,15 +25,19 @@ context=32768 workers=4 keep=false built=
 demo_options=()
 
 needs_value() { [[ $# -ge 2 ]] || { echo "quickstart: $1 needs a value (see --help)" >&2; exit 2; }; }
-is_number() { [[ $2 =~ ^[1-9][0-9]{0,8}$ ]] || { echo "quickstart: $1 must be a number, not '$2'" >&2; exit 2; }; }
+# in_range OPTION VALUE FROM TO: checked before anything is installed or built.
+in_range() {
+  [[ $2 =~ ^[0-9]{1,9}$ ]] && ((10#$2 >= $3 && 10#$2 <= $4)) ||
+    { echo "quickstart: $1 must be a whole number from $3 to $4, not '$2'" >&2; exit 2; }
+}
 while [[ $# -gt 0 ]]; do
   case $1 in
-    --context) needs_value "$@"; is_number "$@"; context=$2; shift ;;
-    --workers) needs_value "$@"; is_number "$@"; workers=$2; shift ;;
+    --context) needs_value "$@"; in_range "$1" "$2" 2048 1032192; context=$2; shift ;;
+    --workers) needs_value "$@"; in_range "$1" "$2" 1 8; workers=$2; shift ;;
     --file) needs_value "$@"
       [[ -r $2 ]] || { echo "quickstart: cannot read $2" >&2; exit 2; }
       demo_options+=(--file "$(realpath "$2")"); shift ;;
-    --seed) needs_value "$@"; demo_options+=(--seed "$2"); shift ;;
+    --seed) needs_value "$@"; in_range "$1" "$2" 0 999999999; demo_options+=(--seed "$2"); shift ;;
     --keep) keep=true ;;
     --built) needs_value "$@"; built=$(realpath "$2"); shift ;;
     --help | -h) usage; exit 0 ;;
@@ -45,7 +49,7 @@ done
 build=${built:-build/release}
 bin=$build/bin
 model=$build/models/recall
-daemon=  state=
+daemon=  state=  stopped=false
 
 step() { printf '\n==> %s  (%d s)\n' "$*" "$SECONDS"; }
 
@@ -55,7 +59,7 @@ is_alive() { [[ -n $daemon ]] && kill -0 "$daemon" 2>/dev/null; }
 session_processes() {
   local stat pid rest
   for stat in /proc/[0-9]*/stat; do
-    read -r rest <"$stat" 2>/dev/null || continue
+    read -r rest 2>/dev/null <"$stat" || continue  # it may be gone by now
     pid=${rest%% *}
     rest=${rest##*) }                       # state parent group session …
     read -r _ _ _ rest _ <<<"$rest"
@@ -79,7 +83,7 @@ cleanup() {
   local code=$? died=false
   trap - EXIT INT TERM
   if [[ -n $state ]]; then
-    is_alive || died=true
+    [[ $stopped == true ]] || is_alive || died=true
     stop_daemon
     if [[ $code != 0 && $died == true && -s $state/weftd.log ]]; then
       echo "The daemon's last words:" >&2
@@ -102,6 +106,11 @@ check_nothing_left() {
   echo "nothing left behind: no process, no socket, no shared memory"
 }
 
+# One at a time in a build folder: a second one waits here.
+mkdir -p "$build"
+exec 8>"$build/.quickstart.lock"
+flock 8
+
 if [[ -z $built ]]; then
   step "Packages"
   tools/setup.sh
@@ -120,6 +129,8 @@ if [[ ! -f $model/config.json || $bin/weft-recall-model -nt $model/config.json ]
 else
   echo "$model is up to date"
 fi
+
+exec 8>&-  # built; what follows has places of its own
 
 step "weftd with $workers workers"
 shared_before=$(ls /dev/shm 2>/dev/null || true)
@@ -164,6 +175,7 @@ fi
 
 step "Stop"
 stop_daemon
+stopped=true
 check_nothing_left || demo=1
-step "Done"
+[[ $demo != 0 ]] || step "Done"
 exit "$demo"

@@ -265,12 +265,17 @@ void WRAP(SUM_SEGMENTS)(kv::Range segments, const weft::worker::SegmentPresence&
 namespace weft::testing {
 namespace {
 
-// A copy of a checkpoint whose index keys are all alike: every score of a row is a tie.
-std::string checkpoint_of_ties(const std::string& folder) {
+// A copy of a checkpoint whose index keys are all alike: every score of a row is a tie. Removed at the end.
+const std::string& checkpoint_of_ties() {
   namespace fs = std::filesystem;
-  const fs::path out = fs::path(::testing::TempDir()) / ("weft_ties_" + std::to_string(::getpid()));
-  fs::remove_all(out);
-  fs::copy(folder, out);
+  static const struct Copy {
+    fs::path path = fs::path(::testing::TempDir()) / ("weft_ties_" + std::to_string(::getpid()));
+    std::string name = path.string();
+    ~Copy() { fs::remove_all(path); }
+  } copy;
+  const fs::path& out = copy.path;
+  if (fs::exists(out)) return copy.name;
+  fs::copy(std::string(WEFT_GOLDEN_FOLDER) + "/glm_moe_dsa", out);
   for (const auto& file : fs::directory_iterator(out)) {
     if (!file.path().filename().string().starts_with("model") || file.path().extension() != ".safetensors")
       continue;
@@ -291,7 +296,7 @@ std::string checkpoint_of_ties(const std::string& folder) {
       stream.write(zeros.data(), static_cast<std::streamsize>(bytes));
     }
   }
-  return out.string();
+  return copy.name;
 }
 
 class Planted : public ::testing::Test {
@@ -322,9 +327,7 @@ class Planted : public ::testing::Test {
 TEST_F(Planted, NothingPlantedNothingFound) {
   EXPECT_EQ(differences(Plant::kNone, DType::kF32), 0);
   EXPECT_EQ(differences(Plant::kNone, DType::kBF16), 0);
-  EXPECT_EQ(differences(Plant::kNone, DType::kF32,
-                        checkpoint_of_ties(std::string(WEFT_GOLDEN_FOLDER) + "/glm_moe_dsa")),
-            0);
+  EXPECT_EQ(differences(Plant::kNone, DType::kF32, checkpoint_of_ties()), 0);
 }
 
 // Merging is commutative to the bit (every rescale is exact), so this one is no deviation at all: the tree is
@@ -342,9 +345,7 @@ TEST_F(Planted, OwnRowOtherwiseRounded) {
 }
 TEST_F(Planted, GemvOrder) { EXPECT_GT(differences(Plant::kGemvOrder, DType::kF32), 0); }
 TEST_F(Planted, TiesToTheHigherPosition) {
-  EXPECT_GT(differences(Plant::kTiesToHigher, DType::kF32,
-                        checkpoint_of_ties(std::string(WEFT_GOLDEN_FOLDER) + "/glm_moe_dsa")),
-            0);
+  EXPECT_GT(differences(Plant::kTiesToHigher, DType::kF32, checkpoint_of_ties()), 0);
 }
 TEST_F(Planted, SharedExpertAddedPerRank) { EXPECT_GT(differences(Plant::kSharedPerRank, DType::kF32), 0); }
 

@@ -451,6 +451,9 @@ TEST(Generate, TakesThePromptFromEverywhere) {
   EXPECT_THAT(answering.seen.tokens().ids(), ::testing::ElementsAre(4, 5));
   EXPECT_EQ(run({"generate", "a", "--file", path}).code, kExitUsage);
   EXPECT_EQ(run({"generate", "--file", path}).code, kExitNotFound);
+  const Outcome folder = run({"generate", "--file", std::filesystem::temp_directory_path().string()});
+  EXPECT_EQ(folder.code, kExitUsage);
+  EXPECT_THAT(folder.err, ::testing::HasSubstr("is a folder"));
 }
 
 TEST(Generate, PassesEveryField) {

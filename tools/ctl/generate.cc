@@ -1,4 +1,5 @@
 // weftctl generate: one prompt, its answer as it comes.
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -21,6 +22,10 @@ Result<std::string> prompt_text(Context& context) {
   const Arguments& a = context.arguments;
   if (!a.prompt.empty()) return a.prompt;
   if (!a.file.empty() && a.file != "-") {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(a.file, ignored)) {
+      return error(ErrorCode::kInvalidArgument, a.file + " is a folder", "--file");
+    }
     std::ifstream file(a.file, std::ios::binary);
     if (!file) return error(ErrorCode::kNotFound, "cannot read " + a.file, "--file");
     return read_all(file);

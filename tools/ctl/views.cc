@@ -1,5 +1,7 @@
 #include "tools/ctl/views.h"
 
+#include <algorithm>
+
 #include "proto/vocab/units.h"
 
 namespace weft::ctl {
@@ -115,12 +117,16 @@ std::string costs_text(const wire::ExplainReply& reply, const Terminal& terminal
                {"crossed per step", true},
                {"a change moves", true},
                {"step", true}});
+  // A request that has ended is in no grouping: nothing can be moved any more.
+  const bool runs =
+      std::any_of(reply.costs().begin(), reply.costs().end(), [](const auto& c) { return c.present(); });
   for (const auto& cost : reply.costs()) {
     uint64_t most = 0;
     for (const auto& rank : cost.stored()) most = std::max(most, rank.entries() + rank.index_keys());
     const Style style = cost.present() ? Style::kGood : Style::kPlain;
     table.add({Cell(cost.present() ? "*" : "", style), Cell(cost.decode(), style), cost.index(), bytes(most),
-               bytes(crossed_total(cost.per_step())), cost.present() ? "-" : bytes(cost.change_bytes()),
+               bytes(crossed_total(cost.per_step())),
+               !runs || cost.present() ? "-" : bytes(cost.change_bytes()),
                cost.step_ns() == 0 ? "-" : human_time(cost.step_ns())});
   }
   return table.text(terminal);
