@@ -9,16 +9,12 @@
 namespace weft::controlplane {
 namespace {
 
-const char* stream_name(kv::Stream stream) {
-  return stream == kv::Stream::kEntries ? "entries" : "index keys";
-}
-
 struct Choice {
   Placement placement;
   int origin = 0;
   PageCounts need;
-  int64_t slack =
-      std::numeric_limits<int64_t>::min();  // pages left in the tightest pool it uses; < 0: no room
+  // Pages left in the tightest pool it uses; < 0: no room.
+  int64_t slack = std::numeric_limits<int64_t>::min();
 };
 
 int64_t slack_of(const PageCounts& room, const PageCounts& need, int rank_count) {
@@ -42,7 +38,7 @@ Choice choose(const Limits& limits, const GroupingWish& wish, const Memory* memo
     const Placement placement = placement_of(limits, wish.decode, wish.index, dp_rank);
     PageCounts widening;
     for (const BlockId id : hits) {
-      for (const kv::Stream stream : kAllStreams) {
+      for (const kv::Stream stream : kv::kAllStreams) {
         for_each_rank(memory->missing(memory->block(id), stream, placement.residency),
                       [&](int rank) { ++widening.at(stream, rank); });
       }
@@ -64,12 +60,12 @@ Error too_large(const Limits& limits, const Choice& choice, const PageCounts& po
                 int64_t max_tokens, const char* field) {
   std::string text =
       "prompt and answer of " + std::to_string(prompt) + " + " + std::to_string(max_tokens) + " tokens ";
-  for (const kv::Stream stream : kAllStreams) {
+  for (const kv::Stream stream : kv::kAllStreams) {
     for (int rank = 0; rank < limits.rank_count; ++rank) {
       if (choice.need.at(stream, rank) <= pools.at(stream, rank)) continue;
       return error(ErrorCode::kTooLarge,
                    text + "need " + std::to_string(choice.need.at(stream, rank)) + " pages of " +
-                       stream_name(stream) + " on rank " + std::to_string(rank) + " under " +
+                       kv::stream_name(stream) + " on rank " + std::to_string(rank) + " under " +
                        placement_name(limits, choice.placement) + "; its pool has " +
                        std::to_string(pools.at(stream, rank)),
                    field);
@@ -117,7 +113,7 @@ std::pair<std::vector<BlockId>, Choice> plan_admission(const Sequence& sequence,
   for (const BlockId id : hits) {
     const Block& block = memory.block(id);
     if (block.references > 0) continue;
-    for (const kv::Stream stream : kAllStreams) {
+    for (const kv::Stream stream : kv::kAllStreams) {
       for_each_rank(block.holders(stream), [&](int rank) { --room.at(stream, rank); });
     }
   }

@@ -40,7 +40,7 @@ std::optional<RequestSnapshot> ControlPlane::request(RequestId id) const {
   snapshot.arrived = sequence->arrived;
   snapshot.admitted = sequence->admitted;
   for (const BlockHolders& block : block_holders(id)) {
-    for (const kv::Stream stream : kAllStreams) {
+    for (const kv::Stream stream : kv::kAllStreams) {
       const auto s = static_cast<size_t>(stream);
       for_each_rank(block.ranks[s], [&](int rank) {
         snapshot.stored_bytes[s][static_cast<size_t>(rank)] += limits_.geometry.page_bytes(stream);
@@ -58,7 +58,7 @@ std::vector<BlockHolders> ControlPlane::block_holders(RequestId id) const {
     const Block& block = memory_.block(block_id);
     if (block.index * limits_.geometry.block_tokens >= sequence->scheduled) break;
     BlockHolders line;
-    for (const kv::Stream stream : kAllStreams)
+    for (const kv::Stream stream : kv::kAllStreams)
       line.ranks[static_cast<size_t>(stream)] = block.holders(stream);
     line.shared = block.references > 1;
     line.cached = block.registered;

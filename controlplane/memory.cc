@@ -1,5 +1,7 @@
 #include "controlplane/memory.h"
 
+#include <set>
+
 #include "proto/vocab/check.h"
 
 namespace weft::controlplane {
@@ -34,7 +36,7 @@ void Memory::release(BlockId id) {
 bool Memory::hold(BlockId id, const kv::Residency& residency, PageCounts& reserved, bool empty) {
   Block& block = blocks_.at(id);
   CHECK_GT(block.references, 0);
-  for (const kv::Stream stream : kAllStreams) {
+  for (const kv::Stream stream : kv::kAllStreams) {
     RankMask lacking = missing(block, stream, residency);
     for (; lacking != 0; lacking &= lacking - 1) {
       const int rank = lowest_rank(lacking);
@@ -53,8 +55,7 @@ bool Memory::hold(BlockId id, const kv::Residency& residency, PageCounts& reserv
 
 RankMask Memory::wanted(const Block& block, kv::Stream stream, const kv::Residency& residency) const {
   if (!limits_.uses(stream)) return 0;
-  const kv::Pattern pattern = stream == kv::Stream::kEntries ? residency.entries : residency.index_keys;
-  return kv::pattern_holders(pattern, block.index, block.origin, limits_.rank_count);
+  return kv::pattern_holders(residency.of(stream), block.index, block.origin, limits_.rank_count);
 }
 
 RankMask Memory::missing(const Block& block, kv::Stream stream, const kv::Residency& residency) const {
@@ -75,7 +76,7 @@ void Memory::drop(BlockId id, kv::Stream stream, int rank) {
 void Memory::drop_invalid(BlockId id) {
   const Block& block = blocks_.at(id);
   CHECK_EQ(block.references, 0);
-  for (const kv::Stream stream : kAllStreams) {
+  for (const kv::Stream stream : kv::kAllStreams) {
     for_each_rank(block.holders(stream) & ~block.valid_in(stream), [&](int rank) { drop(id, stream, rank); });
   }
 }
@@ -148,7 +149,7 @@ void Memory::check_invariants() const {
       CHECK(seen.insert({static_cast<int>(stream) * kMaxRanks + rank, page}).second, "a page of two blocks");
       ++owned.at(stream, rank);
     });
-    for (const kv::Stream stream : kAllStreams) {
+    for (const kv::Stream stream : kv::kAllStreams) {
       CHECK_EQ(block.valid_in(stream) & ~block.holders(stream), 0u);
       if (block.registered && limits_.uses(stream))
         CHECK(block.valid_in(stream) != 0, "a cached block without bytes");

@@ -9,9 +9,6 @@
 
 namespace weft::controlplane {
 
-inline constexpr std::array<kv::Stream, kv::kStreams> kAllStreams = {kv::Stream::kEntries,
-                                                                     kv::Stream::kIndexKeys};
-
 struct PageCounts {
   std::array<std::array<int64_t, kMaxRanks>, kv::kStreams> pages{};
 
@@ -39,7 +36,7 @@ struct PageCounts {
 // Calls f(stream, rank) for every pool, streams outside, in ascending order.
 template <typename F>
 void for_each_pool(int rank_count, F f) {
-  for (const kv::Stream stream : kAllStreams) {
+  for (const kv::Stream stream : kv::kAllStreams) {
     for (int rank = 0; rank < rank_count; ++rank) f(stream, rank);
   }
 }

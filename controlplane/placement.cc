@@ -51,16 +51,10 @@ kv::Split chunk_split(kv::Split wish, int64_t rows, bool no_write, int rank_coun
   return kv::Split::kShared;
 }
 
-namespace {
-kv::Pattern pattern_of(const kv::Residency& residency, kv::Stream stream) {
-  return stream == kv::Stream::kEntries ? residency.entries : residency.index_keys;
-}
-}  // namespace
-
 BlockNeeds::BlockNeeds(const Limits& limits, const kv::Residency& residency, int64_t first, int64_t last)
     : limits_(limits), residency_(residency), blocks_(last > first ? last - first : 0) {
-  for (const kv::Stream stream : kAllStreams) {
-    const kv::Pattern pattern = pattern_of(residency, stream);
+  for (const kv::Stream stream : kv::kAllStreams) {
+    const kv::Pattern pattern = residency.of(stream);
     if (pattern.kind != kv::PatternKind::kStriped || !limits.uses(stream)) continue;
     auto& counts = by_class_[static_cast<size_t>(stream)];
     for (int64_t block = first; block < last; ++block) {
@@ -73,7 +67,7 @@ PageCounts BlockNeeds::pages(int origin) const {
   PageCounts need;
   for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
     if (!limits_.uses(stream)) return;
-    const kv::Pattern pattern = pattern_of(residency_, stream);
+    const kv::Pattern pattern = residency_.of(stream);
     switch (pattern.kind) {
       case kv::PatternKind::kReplicated:
         need.at(stream, rank) = blocks_;

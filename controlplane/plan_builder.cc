@@ -73,7 +73,7 @@ int64_t PlanBuilder::copies_needed(const Sequence& sequence) const {
   for (const BlockId id : sequence.blocks) {
     const Block& block = memory_.block(id);
     if (block.index * block_tokens_ >= sequence.scheduled) break;
-    for (const kv::Stream stream : kAllStreams) {
+    for (const kv::Stream stream : kv::kAllStreams) {
       copies +=
           rank_count_of(memory_.wanted(block, stream, sequence.target().residency) & ~block.valid_in(stream));
     }
@@ -89,7 +89,7 @@ void PlanBuilder::apply_switch(Sequence& sequence) {
   sequence.has_table = true;
   sequence.table_blocks = 0;
   for (const BlockId id : sequence.blocks) {
-    for (const kv::Stream stream : kAllStreams) {
+    for (const kv::Stream stream : kv::kAllStreams) {
       if (limits_.uses(stream)) switch_block(sequence, memory_.block(id), stream);
     }
   }
@@ -162,7 +162,7 @@ void PlanBuilder::write_table(Sequence& sequence, int64_t rows) {
 // Exactly the pages of the pattern, even where a shared block lies on more ranks.
 BlockPages PlanBuilder::table_entry(const Sequence& sequence, const Block& block) const {
   BlockPages entry;
-  for (const kv::Stream stream : kAllStreams) {
+  for (const kv::Stream stream : kv::kAllStreams) {
     const RankMask wanted = memory_.wanted(block, stream, sequence.placement.residency);
     CHECK_EQ(wanted & ~block.valid_in(stream), 0u);
     for_each_rank(wanted, [&](int rank) {

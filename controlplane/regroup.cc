@@ -14,7 +14,7 @@ RegroupPrice price_of(const Sequence& sequence, const Memory& memory, const Plac
   for (const BlockId id : sequence.blocks) {
     const Block& block = memory.block(id);
     const bool has_rows = block.index * limits.geometry.block_tokens < sequence.scheduled;
-    for (const kv::Stream stream : kAllStreams) {
+    for (const kv::Stream stream : kv::kAllStreams) {
       const RankMask wanted = memory.wanted(block, stream, target.residency);
       if (has_rows)
         price.bytes_moved += kv::change_bytes(limits.geometry, stream, block.valid_in(stream), wanted);
@@ -41,8 +41,8 @@ Error no_room(const Sequence& sequence, const Memory& memory, const RegroupPrice
     const int64_t need = price.need.at(stream, rank);
     const int64_t room = memory.room(stream, rank) + sequence.reserved.at(stream, rank);
     if (need <= room) return;
-    text += " rank " + std::to_string(rank) + (stream == kv::Stream::kEntries ? " entries" : " index keys") +
-            " needs " + std::to_string(need) + ", free " + std::to_string(room) + ";";
+    text += " rank " + std::to_string(rank) + " " + kv::stream_name(stream) + " needs " +
+            std::to_string(need) + ", free " + std::to_string(room) + ";";
   });
   text.pop_back();
   return error(ErrorCode::kResourceExhausted, text, "decode");
@@ -56,7 +56,7 @@ PageCounts pages_to_take(const Sequence& sequence, const Memory& memory, const k
   const BlockNeeds to_come(limits, residency, static_cast<int64_t>(sequence.blocks.size()), block_count);
   PageCounts need = to_come.pages(sequence.origin);
   for (const BlockId id : sequence.blocks) {
-    for (const kv::Stream stream : kAllStreams) {
+    for (const kv::Stream stream : kv::kAllStreams) {
       for_each_rank(memory.missing(memory.block(id), stream, residency),
                     [&](int rank) { ++need.at(stream, rank); });
     }
@@ -98,7 +98,7 @@ void thin_blocks(const Sequence& sequence, Memory& memory) {
   for (const BlockId id : sequence.blocks) {
     const Block& block = memory.block(id);
     if (block.references > 1) continue;
-    for (const kv::Stream stream : kAllStreams) {
+    for (const kv::Stream stream : kv::kAllStreams) {
       const RankMask excess =
           block.holders(stream) & ~memory.wanted(block, stream, sequence.placement.residency);
       for_each_rank(excess, [&](int rank) { memory.drop(id, stream, rank); });

@@ -1,4 +1,6 @@
 // What the control plane tells about itself: plain values for status, explain and tests.
+//
+// Copies of the moment they were asked for; nothing here changes or refers to the control plane.
 #pragma once
 
 #include <array>
@@ -30,7 +32,7 @@ struct RequestSnapshot {
   bool switching = false;  // a regroup waits for the next plan or its acknowledgement
   Time arrived{}, admitted{};
   // Bytes of the pages under its rows, [stream][rank]; blocks shared with others count in full.
-  std::array<std::array<int64_t, kMaxRanks>, kv::kStreams> stored_bytes{};
+  kv::StoredBytes stored_bytes{};
 };
 
 // Who holds one block of a sequence.

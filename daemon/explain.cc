@@ -4,7 +4,6 @@
 
 #include "controlplane/placement.h"
 #include "kv/cost.h"
-#include "proto/vocab/units.h"
 
 namespace weft::daemon {
 namespace {
@@ -37,25 +36,8 @@ kv::CostModel cost_model(const controlplane::Limits& limits, const wire::ModelDe
   return cost;
 }
 
-StoredBytes stored_under(const controlplane::Limits& limits, const kv::Residency& residency, int64_t tokens,
-                         int origin) {
-  StoredBytes stored{};
-  const int64_t blocks = ceil_div(tokens, limits.geometry.block_tokens);
-  for (const kv::Stream stream : {kv::Stream::kEntries, kv::Stream::kIndexKeys}) {
-    const kv::Pattern pattern = stream == kv::Stream::kEntries ? residency.entries : residency.index_keys;
-    for (int64_t block = 0; block < blocks; ++block) {
-      const RankMask holders = kv::pattern_holders(pattern, block, origin, limits.rank_count);
-      for (int rank = 0; rank < limits.rank_count; ++rank) {
-        if (!holds(holders, rank)) continue;
-        stored[static_cast<size_t>(stream)][static_cast<size_t>(rank)] += limits.geometry.page_bytes(stream);
-      }
-    }
-  }
-  return stored;
-}
-
-// One decode step of a request of so many tokens, sampled at rank 0: vocabulary slices differ by a row, so "rows"
-// differs by a few bytes from one sampler to the next.
+// One decode step of a request of so many tokens, sampled at rank 0: vocabulary slices differ by a row, so
+// "rows" differs by a few bytes from one sampler to the next.
 void fill_crossed_of_step(const kv::CostModel& model, const controlplane::Placement& placement,
                           int64_t tokens, int origin, wire::GroupingCost* to) {
   kv::CostSpan span;
@@ -92,8 +74,8 @@ void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& p
       line->set_decode(kv::decode_name(wish));
       line->set_index(kv::index_name(kind));
       line->set_present(running && snapshot->placement == placement);
-      fill_stored(stored_under(limits, placement.residency, tokens, origin), limits.rank_count,
-                  line->mutable_stored());
+      fill_stored(kv::stored_bytes(limits.geometry, placement.residency, tokens, origin, limits.rank_count),
+                  limits.rank_count, line->mutable_stored());
       fill_crossed_of_step(costs, placement, tokens, origin, line);
       if (line->present()) line->set_step_ns(static_cast<uint64_t>(record.last_step_ns));
       if (!running) continue;

@@ -20,7 +20,7 @@
 
 namespace weft::daemon {
 
-using StoredBytes = std::array<std::array<int64_t, kMaxRanks>, kv::kStreams>;  // [stream][rank]
+using kv::StoredBytes;
 
 struct RequestRecord {
   RequestId id{};

@@ -9,6 +9,8 @@
 
 namespace weft::kv {
 
+const char* stream_name(Stream stream) { return stream == Stream::kEntries ? "entries" : "index keys"; }
+
 int canonical_shard(int64_t block) { return residue_class(block, kShards); }
 
 int residue_class(int64_t block, int c) {
@@ -26,18 +28,6 @@ Pattern striped(int c) {
   return c == 1 ? replicated() : Pattern{PatternKind::kStriped, c};
 }
 Pattern single(int rank) { return {PatternKind::kSingle, rank}; }
-
-std::string pattern_name(Pattern pattern) {
-  switch (pattern.kind) {
-    case PatternKind::kReplicated:
-      return "replicated";
-    case PatternKind::kStriped:
-      return "striped(" + std::to_string(pattern.argument) + ")";
-    case PatternKind::kSingle:
-      return "single(" + std::to_string(pattern.argument) + ")";
-  }
-  return "?";
-}
 
 RankMask pattern_holders(Pattern pattern, int64_t block, int origin, int rank_count) {
   switch (pattern.kind) {
@@ -159,14 +149,6 @@ int row_owner(Split split, int64_t row, int64_t row_count, int ranks) {
   return static_cast<int>(piece < ranks ? piece : 2 * ranks - 1 - piece);
 }
 
-std::vector<int64_t> rows_of(Split split, int rank, int64_t row_count, int ranks) {
-  std::vector<int64_t> rows;
-  for (int64_t row = 0; row < row_count; ++row) {
-    if (row_owner(split, row, row_count, ranks) == rank) rows.push_back(row);
-  }
-  return rows;
-}
-
 std::vector<int64_t> causal_pairs(Split split, int64_t start, int64_t row_count, int ranks) {
   std::vector<int64_t> pairs(static_cast<size_t>(ranks), 0);
   for (int64_t row = 0; row < row_count; ++row) {
@@ -220,26 +202,28 @@ double copies(Pattern pattern, int rank_count) {
 }
 }  // namespace
 
-int64_t stored_bytes(const CacheGeometry& geometry, const Residency& residency, int64_t token_count,
-                     int origin, int rank, int rank_count) {
-  int64_t bytes = 0;
-  for (int64_t block = 0; block < ceil_div(token_count, geometry.block_tokens); ++block) {
-    if (holds(pattern_holders(residency.entries, block, origin, rank_count), rank)) {
-      bytes += geometry.page_bytes(Stream::kEntries);
-    }
-    if (holds(pattern_holders(residency.index_keys, block, origin, rank_count), rank)) {
-      bytes += geometry.page_bytes(Stream::kIndexKeys);
+StoredBytes stored_bytes(const CacheGeometry& geometry, const Residency& residency, int64_t token_count,
+                         int origin, int rank_count) {
+  StoredBytes bytes{};
+  for (const Stream stream : kAllStreams) {
+    auto& by_rank = bytes[static_cast<size_t>(stream)];
+    for (int64_t block = 0; block < ceil_div(token_count, geometry.block_tokens); ++block) {
+      RankMask holders = pattern_holders(residency.of(stream), block, origin, rank_count);
+      for (; holders != 0; holders &= holders - 1) {
+        by_rank[static_cast<size_t>(lowest_rank(holders))] += geometry.page_bytes(stream);
+      }
     }
   }
   return bytes;
 }
 
 double bytes_per_token_per_rank(const CacheGeometry& geometry, const Residency& residency, int rank_count) {
-  return (static_cast<double>(geometry.stream(Stream::kEntries).token_bytes()) *
-              copies(residency.entries, rank_count) +
-          static_cast<double>(geometry.stream(Stream::kIndexKeys).token_bytes()) *
-              copies(residency.index_keys, rank_count)) /
-         rank_count;
+  double bytes = 0;
+  for (const Stream stream : kAllStreams) {
+    bytes +=
+        static_cast<double>(geometry.stream(stream).token_bytes()) * copies(residency.of(stream), rank_count);
+  }
+  return bytes / rank_count;
 }
 
 double capacity_factor(const CacheGeometry& geometry, const Residency& residency, int rank_count) {

@@ -31,6 +31,13 @@ int residue_class(int64_t block, int c);
 constexpr int class_owner(int residue, int origin, int c) { return (residue + origin) % c; }
 constexpr int owned_class(int rank_offset, int origin, int c) { return ((rank_offset - origin) % c + c) % c; }
 
+// ---- streams ---------------------------------------------------------------------------------------
+
+enum class Stream : uint8_t { kEntries = 0, kIndexKeys = 1 };
+inline constexpr int kStreams = 2;
+inline constexpr std::array<Stream, kStreams> kAllStreams = {Stream::kEntries, Stream::kIndexKeys};
+const char* stream_name(Stream stream);  // "entries", "index keys"
+
 // ---- placement -------------------------------------------------------------------------------------
 
 enum class PatternKind : uint8_t { kReplicated = 0, kStriped = 1, kSingle = 2 };
@@ -44,7 +51,6 @@ struct Pattern {
 Pattern replicated();
 Pattern striped(int c);  // striped(1) is replicated
 Pattern single(int rank);
-std::string pattern_name(Pattern pattern);  // "striped(4)"
 
 // The ranks that hold block b under a pattern, of W ranks. c divides W.
 RankMask pattern_holders(Pattern pattern, int64_t block, int origin, int rank_count);
@@ -88,6 +94,7 @@ int index_split(const Grouping& grouping, IndexKind kind);
 struct Residency {
   Pattern entries;
   Pattern index_keys;
+  Pattern of(Stream stream) const { return stream == Stream::kEntries ? entries : index_keys; }
   friend bool operator==(const Residency&, const Residency&) = default;
 };
 // The residency that covers the reader map of a grouping at the lowest number of copies.
@@ -106,8 +113,6 @@ const char* split_name(Split split);
 // The rank that owns row i of a chunk of n rows split over C ranks. Not for kShared. Pieces have
 // ceil(n / 2C) rows; the last ones may be short or empty.
 int row_owner(Split split, int64_t row, int64_t row_count, int ranks);
-// All rows of one rank, ascending.
-std::vector<int64_t> rows_of(Split split, int rank, int64_t row_count, int ranks);
 // (query row, key) pairs that each rank computes for a causal chunk that starts at position `start`.
 std::vector<int64_t> causal_pairs(Split split, int64_t start, int64_t row_count, int ranks);
 
@@ -144,9 +149,6 @@ std::vector<TreeNode> tree_nodes(Range segments);
 
 // ---- bytes ----------------------------------------------------------------------------------------------
 
-enum class Stream : uint8_t { kEntries = 0, kIndexKeys = 1 };
-inline constexpr int kStreams = 2;
-
 // One stream of cached data: how many layers keep it and what one token costs in one of them.
 struct StreamGeometry {
   int64_t layers = 0;
@@ -165,9 +167,11 @@ struct CacheGeometry {
   int64_t token_bytes() const { return streams[0].token_bytes() + streams[1].token_bytes(); }
 };
 
-// Bytes that one rank stores for n tokens under a residency, counted block by block (whole blocks).
-int64_t stored_bytes(const CacheGeometry& geometry, const Residency& residency, int64_t token_count,
-                     int origin, int rank, int rank_count);
+using StoredBytes = std::array<std::array<int64_t, kMaxRanks>, kStreams>;  // [stream][rank]
+
+// What the ranks store for n tokens under a residency, counted block by block (whole blocks).
+StoredBytes stored_bytes(const CacheGeometry& geometry, const Residency& residency, int64_t token_count,
+                         int origin, int rank_count);
 // The average over ranks and tokens, for tables of facts: bytes per token per rank.
 double bytes_per_token_per_rank(const CacheGeometry& geometry, const Residency& residency, int rank_count);
 // How many times more tokens fit than with everything replicated.

@@ -34,7 +34,8 @@ class PagePool {
 
   std::byte* page(Stream stream, PageId id) const {
     CHECK_LT(number(id), pages_.count(stream));
-    const int64_t before = stream == Stream::kEntries ? 0 : pages_.entries * geometry_.page_bytes(Stream::kEntries);
+    const int64_t before =
+        stream == Stream::kEntries ? 0 : pages_.entries * geometry_.page_bytes(Stream::kEntries);
     return base_ + before + static_cast<int64_t>(number(id)) * geometry_.page_bytes(stream);
   }
   // The P slots of one layer. `layer` counts the layers that keep this stream.

@@ -38,7 +38,7 @@ Truth truth_of(uint64_t salt, std::vector<uint32_t> prompt, int64_t max_tokens,
 
 FakeWorkers::FakeWorkers(const Limits& limits)
     : limits_(limits), tables_(static_cast<size_t>(limits.table_count)) {
-  for (const kv::Stream stream : kAllStreams) {
+  for (const kv::Stream stream : kv::kAllStreams) {
     for (int rank = 0; rank < limits.rank_count; ++rank) {
       pools_[static_cast<size_t>(stream)].emplace_back(
           static_cast<size_t>(limits.pages(stream, rank)),
@@ -178,7 +178,7 @@ void FakeWorkers::check_readers(const Span& span, int64_t block) {
   const auto has = [&](kv::Stream stream, int rank) {
     return pages.page[static_cast<size_t>(stream)][static_cast<size_t>(rank)] != kNoPage;
   };
-  for (const kv::Stream stream : kAllStreams) {
+  for (const kv::Stream stream : kv::kAllStreams) {
     if (!limits_.uses(stream)) continue;
     const int c = stream == kv::Stream::kEntries ? span.grouping.c : span.index_c;
     for (int rank = 0; rank < limits_.rank_count; ++rank) {

@@ -245,13 +245,11 @@ TEST_F(Regroup, ResidencyIsAQuarterUnderDcp4) {
   const RequestId id = h.submit(text(1, 128), 2, wish(kv::DecodeKind::kDcp, 4, kv::IndexKind::kSplit));
   h.step();
   const RequestSnapshot snapshot = *h.plane.request(id);
-  for (int rank = 0; rank < 4; ++rank) {
-    const int64_t expected =
-        kv::stored_bytes(h.limits.geometry, snapshot.placement.residency, 128, snapshot.origin, rank, 4);
-    EXPECT_EQ(snapshot.stored_bytes[0][static_cast<size_t>(rank)] +
-                  snapshot.stored_bytes[1][static_cast<size_t>(rank)],
-              expected);
-    EXPECT_EQ(expected, 128 / 4 * h.limits.geometry.token_bytes());
+  EXPECT_EQ(snapshot.stored_bytes, kv::stored_bytes(h.limits.geometry, snapshot.placement.residency, 128,
+                                                    snapshot.origin, h.limits.rank_count));
+  for (size_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(snapshot.stored_bytes[0][rank] + snapshot.stored_bytes[1][rank],
+              128 / 4 * h.limits.geometry.token_bytes());
   }
 }
 
