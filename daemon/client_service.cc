@@ -2,6 +2,7 @@
 
 #include "daemon/control_endpoint.h"
 #include "kv/block_hash.h"
+#include "proto/version.h"
 
 namespace weft::daemon {
 namespace {
@@ -12,7 +13,7 @@ constexpr size_t kPromptsMax = 4096;  // being tokenized at once
 
 wire::ClientReply reply_to(uint64_t tag) {
   wire::ClientReply reply;
-  reply.set_version(1);
+  reply.set_version(kClientProtocol);
   reply.set_tag(tag);
   return reply;
 }
@@ -114,11 +115,12 @@ void ClientService::client_frame(const ClientIdentity& client, std::string_view 
         client, request.tag(),
         error(ErrorCode::kBadMessage, "the frame is no ClientRequest (all text must be UTF-8)"));
   }
-  if (request.version() != 1) {
-    return send_error(
-        client, request.tag(),
-        error(ErrorCode::kBadMessage,
-              "protocol version " + std::to_string(request.version()) + "; this daemon speaks 1", "version"));
+  if (request.version() != kClientProtocol) {
+    return send_error(client, request.tag(),
+                      error(ErrorCode::kBadMessage,
+                            "protocol version " + std::to_string(request.version()) +
+                                "; this daemon speaks " + std::to_string(kClientProtocol),
+                            "version"));
   }
   if (stopping_ || engine_ == nullptr) {
     return send_error(client, request.tag(),
@@ -405,7 +407,7 @@ void ClientService::send_error(const ClientIdentity& client, uint64_t tag, const
 
 void ClientService::push(RequestId id, wire::ClientReply& reply, Stream::Frame kind) {
   Request& request = *requests_.at(id);
-  reply.set_version(1);
+  reply.set_version(kClientProtocol);
   reply.set_tag(request.tag);
   settle(id, request.stream.push(reply.SerializeAsString(), kind, loop_.now()));
 }

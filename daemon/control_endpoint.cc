@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "daemon/socket_path.h"
+#include "proto/version.h"
 
 namespace weft::daemon {
 namespace {
@@ -135,10 +136,11 @@ void ControlEndpoint::read_frames(uint64_t id) {
     wire::ControlRequest request;
     const bool parsed = request.ParseFromArray(own.in.data() + 4, static_cast<int>(length));
     own.in.erase(0, size_t{4} + length);
-    if (!parsed || request.version() != 1 || request.body_case() == wire::ControlRequest::BODY_NOT_SET) {
-      const char* what = !parsed                  ? "the frame is no ControlRequest"
-                         : request.version() != 1 ? "unknown protocol version"
-                                                  : "the request is empty or unknown";
+    if (!parsed || request.version() != kControlProtocol ||
+        request.body_case() == wire::ControlRequest::BODY_NOT_SET) {
+      const char* what = !parsed                                 ? "the frame is no ControlRequest"
+                         : request.version() != kControlProtocol ? "unknown protocol version"
+                                                                 : "the request is empty or unknown";
       fill_error(error(ErrorCode::kBadMessage, what), refusal.mutable_error());
       return send_reply(id, refusal, true);
     }
@@ -160,7 +162,7 @@ void ControlEndpoint::send_reply(uint64_t id, const wire::ControlReply& reply, b
   if (found == connections_.end()) return;  // the client has left
   Connection& own = *found->second;
   wire::ControlReply versioned = reply;
-  versioned.set_version(1);
+  versioned.set_version(kControlProtocol);
   const std::string bytes = versioned.SerializeAsString();
   append_length(static_cast<uint32_t>(bytes.size()), own.out);
   own.out += bytes;

@@ -1,6 +1,7 @@
 #include "daemon/control_service.h"
 
 #include "daemon/explain.h"
+#include "proto/version.h"
 #include "proto/vocab/units.h"
 
 namespace weft::daemon {
@@ -60,9 +61,9 @@ void ControlService::handle(const wire::ControlRequest& request, ControlEndpoint
     case wire::ControlRequest::kVersionInfo: {
       wire::ControlReply version;
       version.mutable_version_info()->set_version(kVersion);
-      version.mutable_version_info()->set_client_protocol(1);
-      version.mutable_version_info()->set_control_protocol(1);
-      version.mutable_version_info()->set_worker_protocol(1);
+      version.mutable_version_info()->set_client_protocol(kClientProtocol);
+      version.mutable_version_info()->set_control_protocol(kControlProtocol);
+      version.mutable_version_info()->set_worker_protocol(kWorkerProtocol);
       return reply(version);
     }
     case wire::ControlRequest::kShutdown: {

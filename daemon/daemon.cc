@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "daemon/memory_budget.h"
+#include "proto/version.h"
 
 namespace weft::daemon {
 namespace {

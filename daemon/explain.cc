@@ -21,7 +21,7 @@ kv::CostModel cost_model(const controlplane::Limits& limits, const wire::ModelDe
   kv::CostModel cost;
   cost.geometry = limits.geometry;
   cost.layers = static_cast<int64_t>(model.layers());
-  cost.dense_layers = static_cast<int64_t>(model.first_dense_layers());
+  cost.dense_layers = static_cast<int64_t>(model.dense_layers());
   cost.heads = static_cast<int64_t>(model.heads());
   cost.hidden = static_cast<int64_t>(model.hidden());
   cost.vocabulary = static_cast<int64_t>(model.vocabulary());

@@ -14,6 +14,7 @@
 
 #include "proto/endpoints.h"
 #include "proto/utf8.h"
+#include "proto/version.h"
 #include "proto/vocab/units.h"
 
 namespace weft::daemon {
@@ -227,7 +228,6 @@ Result<void> check_groupings(const RawOptions& raw, Options& options) {
   if (!raw.decode.empty()) {
     auto wish = kv::parse_decode(raw.decode, options.workers);
     if (!wish) return under("decode", wish.error());
-    if (auto fits = kv::validate_decode(*wish, options.workers); !fits) return under("decode", fits.error());
     options.decode = *wish;
   }
   if (!raw.index.empty()) {

@@ -18,8 +18,6 @@
 
 namespace weft::daemon {
 
-inline constexpr const char* kVersion = "0.1.0";
-
 // "cpu" or "cpu:0-3": the cores that a worker's threads are pinned to; none: not pinned.
 struct Device {
   std::string name = "cpu";

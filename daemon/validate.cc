@@ -80,7 +80,6 @@ Result<controlplane::GroupingWish> validate_grouping(const std::string& prefill,
   if (!decode.empty()) {
     auto parsed = kv::parse_decode(decode, rank_count);
     if (!parsed) return under("decode", parsed.error());
-    if (auto fits = kv::validate_decode(*parsed, rank_count); !fits) return under("decode", fits.error());
     wish.decode = *parsed;
   }
   if (!index.empty()) {

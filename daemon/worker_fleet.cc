@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kv/packet_socket.h"
+#include "proto/version.h"
 #include "proto/vocab/units.h"
 
 namespace weft::daemon {
@@ -32,7 +33,7 @@ bool is_lasting(ErrorCode code) {
 }
 
 Error from_wire(const wire::Failure& failure) {
-  const bool known = failure.code() > 0 && failure.code() <= static_cast<uint32_t>(ErrorCode::kInternal);
+  const bool known = failure.code() > 0 && failure.code() <= static_cast<uint32_t>(ErrorCode::kNotPermitted);
   return error(known ? static_cast<ErrorCode>(failure.code()) : ErrorCode::kInternal, failure.message(),
                failure.field());
 }
@@ -201,7 +202,7 @@ void WorkerFleet::spawn_worker(int rank) {
 wire::ToWorker WorkerFleet::describe(int rank) const {
   wire::ToWorker message;
   wire::Describe* describe = message.mutable_describe();
-  describe->set_protocol_version(1);
+  describe->set_protocol_version(kWorkerProtocol);
   describe->set_rank(static_cast<uint32_t>(rank));
   describe->set_rank_count(static_cast<uint32_t>(options_.workers));
   describe->set_model_path(options_.model_folder);
@@ -211,7 +212,6 @@ wire::ToWorker WorkerFleet::describe(int rank) const {
   describe->set_threads(static_cast<uint32_t>(options_.threads_per_worker));
   for (const uint32_t core : options_.devices[static_cast<size_t>(rank)].cores) describe->add_cores(core);
   describe->set_max_step_rows(static_cast<uint32_t>(options_.max_step_rows));
-  describe->set_max_sequences(static_cast<uint32_t>(options_.max_running));
   describe->set_max_context(static_cast<uint64_t>(options_.max_context));
   return message;
 }
@@ -313,10 +313,10 @@ void WorkerFleet::take_message(int rank, const wire::FromWorker& message) {
 void WorkerFleet::take_description(int rank, const wire::ModelDescription& description) {
   Rank& own = *ranks_[static_cast<size_t>(rank)];
   if (own.phase != Phase::kDescribing) return hung(rank, "described itself out of turn");
-  if (description.protocol_version() != 1) {
-    return fail(
-        error(ErrorCode::kUnsupported,
-              "weft-worker speaks protocol " + std::to_string(description.protocol_version()) + ", weftd 1"));
+  if (description.protocol_version() != kWorkerProtocol) {
+    return fail(error(ErrorCode::kUnsupported, "weft-worker speaks protocol " +
+                                                   std::to_string(description.protocol_version()) +
+                                                   ", weftd " + std::to_string(kWorkerProtocol)));
   }
   own.phase = Phase::kDescribed;
   own.supervisor.progress(loop_.now());

@@ -4,7 +4,8 @@
 
 namespace weft {
 
-#define SAME(wire_name, name) static_assert(static_cast<int>(wire::wire_name) == static_cast<int>(ErrorCode::name))
+#define SAME(wire_name, name) \
+  static_assert(static_cast<int>(wire::wire_name) == static_cast<int>(ErrorCode::name))
 SAME(ERROR_OK, kOk);
 SAME(ERROR_INVALID_ARGUMENT, kInvalidArgument);
 SAME(ERROR_NOT_FOUND, kNotFound);

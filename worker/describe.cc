@@ -5,14 +5,15 @@
 #include <filesystem>
 
 #include "kernels/features.h"
+#include "proto/version.h"
 #include "worker/comm/exchange.h"
+#include "worker/model/tree_sum.h"
 #include "worker/model/weights.h"
 #include "worker/step_runner.h"
 
 namespace weft::worker {
 namespace {
 
-constexpr uint32_t kProtocolVersion = 1;
 constexpr uint32_t kThreadsMax = 1024;
 constexpr uint32_t kStepRowsMax = 1 << 20;
 
@@ -26,23 +27,19 @@ Result<void> in_range(const char* field, uint64_t value, uint64_t min, uint64_t 
 // The wire's dtypes: 0 as stored, 1 f32, 2 bf16.
 DType dtype_of(uint32_t wire) { return wire == 2 ? DType::kBF16 : DType::kF32; }
 
-// Mask of the segments of one kind of feed-forward layer that are not empty by shape.
-uint32_t segments_of(const ModelConfig& config, FeedForward kind) {
-  const int64_t width = kind == FeedForward::kDense ? config.dense_width : config.shared_width;
+uint32_t mask_of_segments(const SegmentPresence& presence) {
   uint32_t mask = 0;
-  for (int segment = 0; segment < kv::kShards; ++segment) {
-    const bool experts = kind == FeedForward::kMoe && !kv::segment_items(segment, config.experts).empty();
-    if (experts || !kv::segment_columns(segment, width).empty()) mask |= 1u << segment;
-  }
+  for (size_t segment = 0; segment < presence.size(); ++segment)
+    mask |= (presence[segment] ? 1u : 0u) << segment;
   return mask;
 }
 
 }  // namespace
 
 Result<WorkerSettings> read_settings(const wire::Describe& request) {
-  if (request.protocol_version() != kProtocolVersion) {
+  if (request.protocol_version() != kWorkerProtocol) {
     return error(ErrorCode::kUnsupported, "protocol version " + std::to_string(request.protocol_version()) +
-                                              "; this worker speaks " + std::to_string(kProtocolVersion));
+                                              "; this worker speaks " + std::to_string(kWorkerProtocol));
   }
   TRY_VOID(in_range("rank_count", request.rank_count(), 1, kMaxRanks));
   TRY_VOID(in_range("rank", request.rank(), 0, request.rank_count() - 1));
@@ -83,7 +80,7 @@ wire::ModelDescription describe_model(const WorkerSettings& settings, uint64_t m
   if (!folder.has_filename()) folder = folder.parent_path();  // a path that ends in '/'
 
   wire::ModelDescription out;
-  out.set_protocol_version(kProtocolVersion);
+  out.set_protocol_version(kWorkerProtocol);
   out.set_model_type(config.model_type);
   out.set_name(folder.filename().string());
   out.set_hidden(count(config.hidden));
@@ -104,11 +101,11 @@ wire::ModelDescription describe_model(const WorkerSettings& settings, uint64_t m
   out.set_query_width(count(config.entry_width()));
   out.set_latent_width(count(config.latent));
   out.set_instruction_set(kernels::instruction_set());
-  out.set_first_dense_layers(
-      count(std::count_if(config.layers.begin(), config.layers.end(),
-                          [](const auto& layer) { return layer.feed_forward == FeedForward::kDense; })));
-  out.set_dense_segments(segments_of(config, FeedForward::kDense));
-  out.set_moe_segments(segments_of(config, FeedForward::kMoe));
+  out.set_dense_layers(count(std::count_if(config.layers.begin(), config.layers.end(), [](const auto& layer) {
+    return layer.feed_forward == FeedForward::kDense;
+  })));
+  out.set_dense_segments(mask_of_segments(feed_forward_segments(config, FeedForward::kDense)));
+  out.set_moe_segments(mask_of_segments(feed_forward_segments(config, FeedForward::kMoe)));
   return out;
 }
 

@@ -74,8 +74,6 @@ Result<void> WorkerProcess::map_and_load(const wire::MapArenas& message,
     wire::LoadProgress* load = report.mutable_progress();
     load->set_tensors_done(static_cast<uint64_t>(counts.tensors_done));
     load->set_tensors_total(static_cast<uint64_t>(counts.tensors_total));
-    load->set_bytes_done(static_cast<uint64_t>(counts.bytes_done));
-    load->set_bytes_total(static_cast<uint64_t>(counts.bytes_total));
     sent = channel_.send(report);
   };
   TRY(const LoadCounts counts,

@@ -27,7 +27,7 @@ kv::CostModel cost_model(const LocalModel& model, int ranks, DType cache_dtype) 
   kv::CostModel out;
   out.geometry = settings.geometry();
   out.layers = count(description.layers());
-  out.dense_layers = count(description.first_dense_layers());
+  out.dense_layers = count(description.dense_layers());
   out.heads = count(description.heads());
   out.hidden = count(description.hidden());
   out.vocabulary = count(description.vocabulary());

@@ -72,7 +72,6 @@ wire::ToWorker ScriptedDaemon::describe_message(int rank) const {
   describe->set_block_tokens(kBlockTokens);
   describe->set_threads(1);
   describe->set_max_step_rows(64);
-  describe->set_max_sequences(4);
   return message;
 }
 

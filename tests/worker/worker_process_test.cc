@@ -105,7 +105,7 @@ TEST(WorkerProcess, DescribesTheModel) {
   EXPECT_EQ(model.index_topk(), 16u);
   EXPECT_EQ(model.query_width(), 40u);
   EXPECT_EQ(model.latent_width(), 32u);
-  EXPECT_EQ(model.first_dense_layers(), 1u);
+  EXPECT_EQ(model.dense_layers(), 1u);
   EXPECT_EQ(model.weight_dtype(), 1u);
   EXPECT_EQ(model.dense_segments(), 0b10100100u);  // three units of 64 columns over eight segments
   EXPECT_EQ(model.moe_segments(), 0xffu);          // twelve experts
@@ -221,7 +221,6 @@ TEST(WorkerProcess, KeepsNoInheritedDescriptor) {
 }
 
 // ---- what it refuses
-// ---------------------------------------------------------------------------------------
 
 void expect_failure(const WorkerHandle& worker, ErrorCode code, const std::string& text) {
   const wire::FromWorker answer = worker.receive();

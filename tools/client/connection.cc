@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "proto/version.h"
+
 namespace weft::client {
 namespace {
 
@@ -97,7 +99,7 @@ Error Client::Connection::no_daemon() const {
 Result<uint64_t> Client::Connection::send(wire::ClientRequest request, bool expects_reply) {
   if (lost_) return error(ErrorCode::kUnavailable, "the connection to the daemon is lost");
   const uint64_t tag = next_tag_++;
-  request.set_version(kProtocolVersion);
+  request.set_version(kClientProtocol);
   request.set_tag(tag);
   std::string bytes;
   if (!request.SerializeToString(&bytes)) {
@@ -163,10 +165,10 @@ Result<void> Client::Connection::receive_all() {
     if (!whole || !reply.ParseFromArray(frame.data(), static_cast<int>(frame.size()))) {
       return error(ErrorCode::kBadMessage, "the daemon sent a message that does not parse");
     }
-    if (reply.version() != kProtocolVersion) {
+    if (reply.version() != kClientProtocol) {
       return error(ErrorCode::kUnsupported, "the daemon speaks client protocol " +
                                                 std::to_string(reply.version()) + ", this client " +
-                                                std::to_string(kProtocolVersion));
+                                                std::to_string(kClientProtocol));
     }
     const auto known = inbox_.find(reply.tag());
     if (known != inbox_.end()) known->second.push_back(std::move(reply));

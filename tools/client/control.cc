@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "proto/endpoints.h"
+#include "proto/version.h"
 #include "tools/client/client.h"
 #include "tools/client/deadline.h"
 
@@ -93,7 +94,7 @@ Result<ControlClient> ControlClient::connect(const std::string& path) {
   TRY_VOID(check_socket_path(path));
   const int descriptor = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (descriptor < 0) return system_failure("cannot make a socket", errno);
-  ControlClient client(descriptor, path);
+  ControlClient client(descriptor);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.data(), path.size());
@@ -105,13 +106,12 @@ Result<ControlClient> ControlClient::connect(const std::string& path) {
 }
 
 ControlClient::ControlClient(ControlClient&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)), path_(std::move(other.path_)) {}
+    : descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 ControlClient& ControlClient::operator=(ControlClient&& other) noexcept {
   if (this != &other) {
     close();
     descriptor_ = std::exchange(other.descriptor_, -1);
-    path_ = std::move(other.path_);
   }
   return *this;
 }
@@ -140,7 +140,7 @@ Result<void> ControlClient::exchange(const std::string& out, std::string& in, Du
 }
 
 Result<wire::ControlReply> ControlClient::call(wire::ControlRequest request, Duration timeout) {
-  request.set_version(kControlVersion);
+  request.set_version(kControlProtocol);
   std::string out;
   if (!request.SerializeToString(&out)) {
     return error(ErrorCode::kInvalidArgument, "the request cannot be encoded");
@@ -157,10 +157,10 @@ Result<wire::ControlReply> ControlClient::call(wire::ControlRequest request, Dur
     return error(ErrorCode::kBadMessage, "the daemon sent a message that does not parse");
   }
   if (reply.has_error()) return from_wire(reply.error());
-  if (reply.version() != kControlVersion) {
+  if (reply.version() != kControlProtocol) {
     return error(ErrorCode::kUnsupported, "the daemon speaks control protocol " +
                                               std::to_string(reply.version()) + ", this client " +
-                                              std::to_string(kControlVersion));
+                                              std::to_string(kControlProtocol));
   }
   return reply;
 }

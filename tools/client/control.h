@@ -15,7 +15,6 @@
 
 namespace weft::client {
 
-inline constexpr uint32_t kControlVersion = 1;
 inline constexpr size_t kMaxControlFrame = size_t{64} << 20;  // bytes; a reply beyond it is broken
 
 class ControlClient {
@@ -33,12 +32,11 @@ class ControlClient {
   Result<pid_t> daemon_pid() const;
 
  private:
-  ControlClient(int descriptor, std::string path) : descriptor_(descriptor), path_(std::move(path)) {}
+  explicit ControlClient(int descriptor) : descriptor_(descriptor) {}
   Result<void> exchange(const std::string& out, std::string& in, Duration timeout);
   void close();
 
   int descriptor_ = -1;
-  std::string path_;
 };
 
 // Waits until a process is gone; kDeadlineExceeded if it is still there. One that is gone already is fine.

@@ -8,12 +8,12 @@
 #include <iostream>
 
 #include "proto/endpoints.h"
+#include "proto/version.h"
 #include "tools/client/client.h"
 #include "tools/client/control.h"
 #include "tools/client/deadline.h"
 #include "tools/ctl/help.h"
 #include "tools/ctl/json.h"
-#include "tools/ctl/version.h"
 #include "tools/ctl/views.h"
 
 namespace weft::ctl {
@@ -209,9 +209,8 @@ Result<void> run_version(Context& context) {
   wire::ControlRequest request;
   request.mutable_version_info();
   const auto reply = ask(context, std::move(request));
-  const Json client = {{"version", kVersion},
-                       {"client_protocol", client::kProtocolVersion},
-                       {"control_protocol", client::kControlVersion}};
+  const Json client = {
+      {"version", kVersion}, {"client_protocol", kClientProtocol}, {"control_protocol", kControlProtocol}};
   if (context.arguments.json()) {
     put_json(context, "version",
              {{"weftctl", client}, {"weftd", reply ? to_json(reply->version_info()) : nullptr}});

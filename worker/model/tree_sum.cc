@@ -16,8 +16,8 @@ const NodeSum* find(std::span<const NodeSum> leaves, kv::TreeNode node) {
   return nullptr;
 }
 
-// Where the sum of a node is: an input as it stands, or `scratch` after adding; nullptr if absent. `level`
-// picks the scratch row for the right-hand side, since the left one is being kept in `out`.
+// Where the sum of a node is: an input as it stands, or `out` after adding; nullptr if absent. `scratch` has
+// a row for the right-hand side of each level, since the left one is being kept in `out`.
 const float* sum_of(kv::TreeNode node, std::span<const NodeSum> leaves, int64_t width, float* out,
                     float* scratch) {
   if (const NodeSum* leaf = find(leaves, node)) return leaf->data;
@@ -40,10 +40,31 @@ const float* sum_of(kv::TreeNode node, std::span<const NodeSum> leaves, int64_t 
 
 }  // namespace
 
+SegmentPresence attention_segments(const ModelConfig& config) {
+  SegmentPresence presence{};
+  for (int segment = 0; segment < kv::kShards; ++segment) {
+    presence[static_cast<size_t>(segment)] = !kv::segment_items(segment, config.heads).empty();
+  }
+  return presence;
+}
+
+SegmentPresence feed_forward_segments(const ModelConfig& config, FeedForward kind) {
+  const bool dense = kind == FeedForward::kDense;
+  SegmentPresence presence{};
+  for (int segment = 0; segment < kv::kShards; ++segment) {
+    const bool columns =
+        !kv::segment_columns(segment, dense ? config.dense_width : config.shared_width).empty();
+    const bool experts = !dense && !kv::segment_items(segment, config.experts).empty();
+    presence[static_cast<size_t>(segment)] = columns || experts;
+  }
+  return presence;
+}
+
 bool add_node(kv::TreeNode node, std::span<const NodeSum> leaves, int64_t width, float* out) {
-  // Depth of the tree is log2 V = 3: three scratch rows are enough.
+  constexpr int64_t kLevels = 3;
+  static_assert(1 << kLevels == kv::kShards);
   thread_local std::vector<float> scratch;
-  scratch.resize(static_cast<size_t>(4 * width));
+  scratch.resize(static_cast<size_t>(kLevels * width));
   const float* sum = sum_of(node, leaves, width, out, scratch.data());
   if (sum == nullptr) return false;
   if (sum != out) std::memcpy(out, sum, static_cast<size_t>(width) * sizeof(float));

@@ -16,20 +16,24 @@
 #include "kernels/gemm.h"
 #include "kernels/parallel.h"
 #include "kv/layout.h"
+#include "worker/model/config.h"
 
 namespace weft::worker {
 
 // presence[s]: segment s is not empty by shape.
 using SegmentPresence = std::array<bool, kv::kShards>;
+// Of o_proj, and of what follows the attention.
+SegmentPresence attention_segments(const ModelConfig& config);
+SegmentPresence feed_forward_segments(const ModelConfig& config, FeedForward kind);
 
-// One available node of the tree: its sum for `rows` rows, or nullptr if all its segments are absent.
+// One available node of the tree: its sum for one row, or nullptr if all its segments are absent.
 struct NodeSum {
   kv::TreeNode node;
-  const float* data = nullptr;  // [rows][stride]
+  const float* data = nullptr;  // [width]
 };
 
-// out[row] = the tree sum over all segments, taking available nodes as they come; one row at a time.
-// `leaves` are disjoint, ascending and cover all segments. out must not alias an input.
+// out = the tree sum over all segments, of one row. `leaves` are disjoint, ascending and cover all segments.
+// out must not alias an input.
 void add_tree(std::span<const NodeSum> leaves, int64_t width, float* out);
 
 // The same restricted to the node itself: sums leaves inside `node` into out; false if nothing is present.

@@ -1,0 +1,7 @@
+#include "proto/version.h"
+
+namespace weft {
+
+const char* const kVersion = WEFT_VERSION;
+
+}  // namespace weft
