@@ -4,13 +4,17 @@
 // dcp); the rows of every other span are *whole*: each on one rank (PCP owner, or the rank of a dp group). A
 // rank's home rows are ordered: all wide rows first (the same list on every rank), then its own whole rows.
 //
-// Outboxes, by exchange point (floats unless stated; `nodes(r)` = maximal tree nodes of rank r's segments):
-//   kEntries           [dcp rows][heads(r)][entry width] in cache dtype │ int32 [split rows] │ Candidate
-//   [split rows][k] kPartials          per dcp span, per other rank `to` of the c-group ascending:
-//   [rows][heads(to)][latent + 2] kAttentionSums     [nodes(r)][wide rows][hidden] │ [whole rows of
-//   r][hidden] (normed) kFeedForwardSums   [nodes(r)][all rows][hidden] kHeadRows          [head rows of the
-//   batch that r provides][hidden] (normed) kLogits            [head rows of the batch][vocabulary slice of
-//   r]
+// Outboxes of rank r, by exchange point (floats unless stated; nodes: maximal tree nodes of r's segments):
+//
+//   kEntries          [dcp rows][heads of r][entry width] in cache dtype
+//                     │ int32 [split rows] │ Candidate [split rows][k]
+//   kPartials         per dcp span, per other rank `to` of the c-group, ascending:
+//                     [rows][heads of `to`][latent + 2]
+//   kAttentionSums    [nodes][wide rows][hidden] │ [whole rows of r][hidden], normed
+//   kFeedForwardSums  [nodes][all rows][hidden]
+//   kHeadRows         [head rows of the batch that r provides][hidden], normed
+//   kLogits           [head rows of the batch][vocabulary slice of r]
+//
 // where dcp rows are the wide rows with c > 1, and split rows the wide rows whose index keys are split.
 #pragma once
 
@@ -80,7 +84,6 @@ class StepLayout {
   const std::vector<HomeRow>& home(int rank) const { return home_[static_cast<size_t>(rank)]; }
   int64_t whole_count(int rank) const { return static_cast<int64_t>(home(rank).size()) - wide_count_; }
   const std::vector<HeadRow>& head_rows() const { return head_rows_; }
-  bool has_copies() const { return has_copies_; }
 
   // Which exchange points the step passes; all false for one rank.
   bool passes_copies() const { return rank_count_ > 1 && has_copies_; }

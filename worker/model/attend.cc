@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <numbers>
 
 #include "kernels/mla_attention.h"
 
@@ -29,7 +30,7 @@ class Touched {
   std::vector<uint8_t> marks_;
 };
 
-// Dense lists of one span for one layer: the view's lists moved to the layer.
+// Entries of one span by shard: the view's lists moved to the layer.
 using LayerLists = std::array<std::vector<const void*>, kv::kShards>;
 
 void list_dense(const CacheView& view, const LayerLists& lists, int64_t position, RowEntries& out) {
@@ -79,105 +80,134 @@ bool has_remote(const CacheView& view) {
   return std::any_of(view.entry_remote.begin(), view.entry_remote.end(), [](uint8_t r) { return r != 0; });
 }
 
+// The jobs of one span: its lists are built once, its rows go through in batches so that partials stay
+// bounded.
+class SpanJobs {
+ public:
+  SpanJobs(StepState& state, int64_t layer, int span, std::span<const AttendJob> jobs)
+      : state_(state),
+        span_(span),
+        view_(state.views[static_cast<size_t>(span)]),
+        jobs_(jobs),
+        words_(kernels::partial_words(state.config.latent)),
+        layer_offset_(layer * state.geometry.layer_bytes(kv::Stream::kEntries)),
+        remote_(has_remote(view_)) {
+    int64_t heads_max = 1;
+    for (const AttendJob& job : jobs_) {
+      heads_max = std::max(heads_max, job.heads);
+      if (dense(job)) dense_position_ = std::max(dense_position_, position(job));
+    }
+    shard_words_ = heads_max * words_;
+    if (dense_position_ >= 0) {
+      for (size_t shard = 0; shard < kv::kShards; ++shard) {
+        lists_[shard].reserve(view_.shard_entries[shard].size());
+        for (const std::byte* entry : view_.shard_entries[shard])
+          lists_[shard].push_back(entry + layer_offset_);
+      }
+    }
+    if (remote_) touched_.reset(state_.layout.spans()[static_cast<size_t>(span_)].end());
+  }
+
+  void run() {
+    constexpr int64_t kBatchWords = int64_t{8} << 20;
+    static thread_local std::vector<float> partials;
+    static thread_local std::vector<RowEntries> rows;
+    const auto batch = static_cast<size_t>(std::max<int64_t>(1, kBatchWords / (kv::kShards * shard_words_)));
+    for (size_t begin = 0; begin < jobs_.size(); begin += batch) {
+      const auto jobs = jobs_.subspan(begin, std::min(batch, jobs_.size() - begin));
+      if (rows.size() < jobs.size()) rows.resize(jobs.size());
+      list_entries(jobs, rows.data());
+      attend_shards(jobs, rows.data(), scratch(partials, std::ssize(jobs) * kv::kShards * shard_words_));
+      merge_shards(jobs, partials.data());
+    }
+    if (!remote_) return;
+    mark_dense(state_, view_, dense_position_, touched_);
+    state_.count(span_, kv::CrossKind::kEntries,
+                 touched_.count() * state_.geometry.stream(kv::Stream::kEntries).bytes_per_token);
+  }
+
+ private:
+  bool dense(const AttendJob& job) const { return state_.selected_count[static_cast<size_t>(job.home)] < 0; }
+  int64_t position(const AttendJob& job) const {
+    return state_.home()[static_cast<size_t>(job.home)].position;
+  }
+
+  void list_entries(std::span<const AttendJob> jobs, RowEntries* rows) {
+    for_rows(state_.parallel, std::ssize(jobs), 4, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const AttendJob& job = jobs[static_cast<size_t>(i)];
+        if (dense(job)) {
+          list_dense(view_, lists_, position(job), rows[i]);
+        } else {
+          list_selected(state_, view_, layer_offset_, job.home, remote_ ? &touched_ : nullptr, rows[i]);
+        }
+      }
+    });
+  }
+
+  // partials[job][shard], shard_words_ apart.
+  void attend_shards(std::span<const AttendJob> jobs, const RowEntries* rows, float* partials) {
+    const ModelConfig& config = state_.config;
+    state_.parallel.run(std::ssize(jobs) * kv::kShards, [&](int64_t task, int) {
+      const AttendJob& job = jobs[static_cast<size_t>(task / kv::kShards)];
+      const auto shard = static_cast<size_t>(task % kv::kShards);
+      kernels::MlaAttention p;
+      p.dtype = state_.setup.cache_dtype;
+      p.heads = job.heads;
+      p.latent = config.latent;
+      p.rope = config.rope;
+      p.query = job.query;
+      p.query_stride = config.entry_width();
+      p.entries = rows[task / kv::kShards].list[shard];
+      p.entry_count = rows[task / kv::kShards].count[shard];
+      p.scale_log2 = config.scale * std::numbers::log2e_v<float>;
+      p.partials = partials + task * shard_words_;
+      kernels::mla_attend(p);
+    });
+  }
+
+  // The shards of each job down the tree, to where the job wants the result.
+  void merge_shards(std::span<const AttendJob> jobs, float* partials) {
+    const int64_t latent = state_.config.latent;
+    for_rows(state_.parallel, std::ssize(jobs), 4, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const AttendJob& job = jobs[static_cast<size_t>(i)];
+        float* row = partials + i * kv::kShards * shard_words_;
+        for (int64_t head = 0; head < job.heads; ++head) {
+          float* partial = row + head * words_;
+          kernels::merge_partials(partial, kv::kShards, shard_words_, latent);
+          if (job.finished != nullptr) kernels::finish_partial(partial, latent, job.finished + head * latent);
+        }
+        if (job.partials != nullptr) {
+          std::memcpy(job.partials, row, static_cast<size_t>(job.heads * words_) * sizeof(float));
+        }
+      }
+    });
+  }
+
+  StepState& state_;
+  const int span_;
+  const CacheView& view_;
+  const std::span<const AttendJob> jobs_;
+  const int64_t words_;  // of a partial
+  const int64_t layer_offset_;
+  const bool remote_;
+  int64_t shard_words_ = 0;
+  int64_t dense_position_ = -1;  // of the last dense row; −1: there is none
+  LayerLists lists_;
+  Touched touched_;
+};
+
 }  // namespace
 
-// Jobs of one span at a time (its lists are built once), rows in batches so that partials stay bounded.
 void attend(StepState& state, int64_t layer, std::span<const AttendJob> jobs) {
-  const ModelConfig& config = state.config;
-  const int64_t words = kernels::partial_words(config.latent);
-  const int64_t layer_offset = layer * state.geometry.layer_bytes(kv::Stream::kEntries);
-  constexpr int64_t kBatchWords = int64_t{8} << 20;
-  static thread_local std::vector<float> shard_partials;
-  static thread_local std::vector<RowEntries> rows;
-
-  for (size_t span_begin = 0; span_begin < jobs.size();) {
-    const int span_index = state.home()[static_cast<size_t>(jobs[span_begin].home)].span;
-    size_t span_end = span_begin;
-    int64_t heads_max = 1;
-    while (span_end < jobs.size() &&
-           state.home()[static_cast<size_t>(jobs[span_end].home)].span == span_index) {
-      heads_max = std::max(heads_max, jobs[span_end++].heads);
-    }
-    const CacheView& view = state.views[static_cast<size_t>(span_index)];
-
-    auto dense = [&](const AttendJob& job) {
-      return state.selected_count[static_cast<size_t>(job.home)] < 0;
-    };
-    LayerLists lists;
-    int64_t dense_position = -1;
-    for (size_t i = span_begin; i < span_end; ++i) {
-      if (dense(jobs[i])) {
-        dense_position = std::max(dense_position, state.home()[static_cast<size_t>(jobs[i].home)].position);
-      }
-    }
-    if (dense_position >= 0) {
-      for (size_t shard = 0; shard < kv::kShards; ++shard) {
-        lists[shard].reserve(view.shard_entries[shard].size());
-        for (const std::byte* entry : view.shard_entries[shard]) lists[shard].push_back(entry + layer_offset);
-      }
-    }
-    Touched touched;
-    const bool remote = has_remote(view);
-    if (remote) touched.reset(state.layout.spans()[static_cast<size_t>(span_index)].end());
-
-    const int64_t shard_words = heads_max * words;
-    const auto batch = static_cast<size_t>(std::max<int64_t>(1, kBatchWords / (kv::kShards * shard_words)));
-    for (size_t begin = span_begin; begin < span_end; begin += batch) {
-      const auto count = static_cast<int64_t>(std::min(batch, span_end - begin));
-      float* const partials = scratch(shard_partials, count * kv::kShards * shard_words);
-      if (std::ssize(rows) < count) rows.resize(static_cast<size_t>(count));
-      RowEntries* const row_entries = rows.data();
-      const AttendJob* const batch_jobs = jobs.data() + begin;
-      for_rows(state.parallel, count, 4, [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; ++i) {
-          const AttendJob& job = batch_jobs[i];
-          if (dense(job)) {
-            list_dense(view, lists, state.home()[static_cast<size_t>(job.home)].position, row_entries[i]);
-          } else {
-            list_selected(state, view, layer_offset, job.home, remote ? &touched : nullptr, row_entries[i]);
-          }
-        }
-      });
-      state.parallel.run(count * kv::kShards, [&](int64_t task, int) {
-        const AttendJob& job = batch_jobs[task / kv::kShards];
-        const auto shard = static_cast<size_t>(task % kv::kShards);
-        kernels::MlaAttention p;
-        p.dtype = state.setup.cache_dtype;
-        p.heads = job.heads;
-        p.latent = config.latent;
-        p.rope = config.rope;
-        p.query = job.query;
-        p.query_stride = config.entry_width();
-        p.entries = row_entries[task / kv::kShards].list[shard];
-        p.entry_count = row_entries[task / kv::kShards].count[shard];
-        p.scale_log2 = config.scale * 1.44269504088896340736f;
-        p.partials = partials + task * shard_words;
-        kernels::mla_attend(p);
-      });
-      for_rows(state.parallel, count, 4, [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; ++i) {
-          float* row = partials + i * kv::kShards * shard_words;
-          const AttendJob& job = batch_jobs[i];
-          for (int64_t head = 0; head < job.heads; ++head) {
-            float* partial = row + head * words;
-            kernels::merge_partials(partial, kv::kShards, shard_words, config.latent);
-            if (job.finished != nullptr) {
-              kernels::finish_partial(partial, config.latent, job.finished + head * config.latent);
-            }
-          }
-          if (job.partials != nullptr) {
-            std::memcpy(job.partials, row, static_cast<size_t>(job.heads * words) * sizeof(float));
-          }
-        }
-      });
-    }
-
-    if (remote) {
-      mark_dense(state, view, dense_position, touched);
-      state.count(span_index, kv::CrossKind::kEntries,
-                  touched.count() * state.geometry.stream(kv::Stream::kEntries).bytes_per_token);
-    }
-    span_begin = span_end;
+  const auto span_of = [&](const AttendJob& job) { return state.home()[static_cast<size_t>(job.home)].span; };
+  while (!jobs.empty()) {
+    const int span = span_of(jobs.front());
+    size_t count = 1;
+    while (count < jobs.size() && span_of(jobs[count]) == span) ++count;
+    SpanJobs(state, layer, span, jobs.first(count)).run();
+    jobs = jobs.subspan(count);
   }
 }
 

@@ -1,5 +1,8 @@
 // Attention partials of many rows: lists the entries each row reads, spreads (row, shard) over threads,
 // merges.
+//
+// Reads pages of this rank and, for whole rows, of others; counts the latter, each entry once per span and
+// layer however many rows read it. Called by the thread that runs the step.
 #pragma once
 
 #include "worker/model/step_state.h"
@@ -16,7 +19,7 @@ struct AttendJob {
   float* finished = nullptr;  // [heads][latent]: o / l, for rows whose every shard is read here
 };
 
-// Runs all jobs for one layer. Jobs of one home row are consecutive (they share its entry lists).
+// Runs all jobs for one layer. Jobs of one span are consecutive: they share its lists of entries.
 void attend(StepState& state, int64_t layer, std::span<const AttendJob> jobs);
 
 }  // namespace weft::worker

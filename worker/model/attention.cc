@@ -7,6 +7,7 @@
 #include "kernels/mla_attention.h"
 #include "worker/model/attend.h"
 #include "worker/model/cache_view.h"
+#include "worker/model/residual.h"
 #include "worker/model/tree_sum.h"
 
 namespace weft::worker {
@@ -15,21 +16,16 @@ using kernels::Gemm;
 using kernels::PackedMatrix;
 
 struct AttentionPhase::Work {
-  explicit Work(StepState& s) : state(s), selection(s) {
-    for (int segment = 0; segment < kv::kShards; ++segment) {
-      presence[static_cast<size_t>(segment)] = !kv::segment_items(segment, s.config.heads).empty();
-    }
-  }
+  explicit Work(StepState& s) : state(s), selection(s), presence(attention_segments(s.config)) {}
 
   StepState& state;
   Selection selection;
-  SegmentPresence presence{};  // of o_proj segments
+  const SegmentPresence presence;
   Operand hidden_operand, latent_operand, nope_operand, value_operand, output_operand;
   std::vector<float> h, q_latent, kv_row, index_key, index_query, index_weights, q, absorbed, heads_out, sums;
   std::vector<float> z_wide, z_whole;  // [row][heads][latent]
   std::vector<float> own_partials;     // [dcp rows][own heads][latent + 2]
   std::vector<std::byte> wide_query, whole_query, index_query_stored;
-  std::vector<float> lone_outbox;
 
   // A gemm over `rows` rows; x in the weights' dtype.
   void product(const PackedMatrix& weights, const void* x, int64_t x_stride, int64_t rows, float* y,
@@ -72,15 +68,6 @@ struct AttentionPhase::Work {
     for (int64_t i = 0; i < layer; ++i)
       count += state.config.layers[static_cast<size_t>(i)].indexer == Indexer::kFull;
     return count;
-  }
-  // One rank alone has no mailbox traffic: its outbox is private memory.
-  float* outbox_floats() {
-    if (state.rank_count > 1) return reinterpret_cast<float*>(state.exchange.outbox().data());
-    return scratch(lone_outbox, whole() * state.config.hidden);
-  }
-  const float* inbox_floats(int from) const {
-    if (state.rank_count > 1) return reinterpret_cast<const float*>(state.exchange.inbox(from).data());
-    return lone_outbox.data();
   }
   const std::byte* queries_of(int member) const { return state.exchange.inbox(member).data(); }
   int64_t nodes_of(int rank) const {
@@ -253,7 +240,7 @@ void AttentionPhase::Work::attend_wide(int64_t layer) {
           }
         } else {
           job.query = queries_of(member) + (span.first_dcp + row) * job.heads * query_bytes;
-          job.partials = outbox_floats() + partials_offset(state.layout, config, span, state.rank, member) +
+          job.partials = state.outbox() + partials_offset(state.layout, config, span, state.rank, member) +
                          row * job.heads * words;
           state.count(span.index, kv::CrossKind::kQueries, job.heads * query_bytes);
         }
@@ -297,7 +284,7 @@ void AttentionPhase::Work::merge_dcp() {
         for (int member = first; member < first + c; ++member) {
           const float* from = member == state.rank
                                   ? own_partials.data() + (span.first_dcp + row) * own * words
-                                  : reinterpret_cast<const float*>(state.exchange.inbox(member).data()) +
+                                  : state.inbox(member) +
                                         partials_offset(state.layout, config, span, member, state.rank) +
                                         row * own * words;
           std::memcpy(classes.data() + kv::owned_class(member - first, span.origin, c) * own * words, from,
@@ -354,7 +341,7 @@ void AttentionPhase::Work::output(const LayerWeights& w, const float* z_rows, in
 void AttentionPhase::Work::outputs(const LayerWeights& w) {
   const int64_t d = state.config.hidden;
   const kv::Range segments = kv::owned_segments(state.rank, state.rank_count);
-  float* outbox = outbox_floats();
+  float* outbox = state.outbox();
   output(w, z_wide.data(), wide(), state.own_heads(), segments,
          [&](size_t node, int64_t row) { return outbox + (static_cast<int64_t>(node) * wide() + row) * d; });
 
@@ -365,8 +352,7 @@ void AttentionPhase::Work::outputs(const LayerWeights& w) {
   for_rows(state.parallel, whole(), 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       float* residual = state.x.data() + (wide() + i) * d;
-      kernels::add(sums_rows + i * d, residual, d);  // the sum is the left operand
-      std::memcpy(residual, sums_rows + i * d, static_cast<size_t>(d) * sizeof(float));
+      add_to_residual(sums_rows + i * d, residual, d);
       kernels::rms_norm(residual, d, w.post_attention_norm, state.config.rms_eps, 1, d, shared_rows + i * d,
                         d);
     }
@@ -377,29 +363,15 @@ void AttentionPhase::Work::outputs(const LayerWeights& w) {
 void AttentionPhase::Work::share(const LayerWeights& w) {
   const int64_t d = state.config.hidden;
   float* normed = scratch(state.normed, state.layout.row_count() * d);
-  for_rows(state.parallel, wide(), 8, [&](int64_t begin, int64_t end) {
-    std::vector<float> sum(static_cast<size_t>(d));
-    std::vector<NodeSum> leaves;
-    for (int64_t i = begin; i < end; ++i) {
-      leaves.clear();
-      for (int from = 0; from < state.rank_count; ++from) {
-        const float* inbox = inbox_floats(from);
-        for (const kv::TreeNode& node : kv::tree_nodes(kv::owned_segments(from, state.rank_count))) {
-          leaves.push_back({node, node_present(node, presence) ? inbox + i * d : nullptr});
-          inbox += wide() * d;
-        }
-      }
-      add_tree(leaves, d, sum.data());
-      float* residual = state.x.data() + i * d;
-      kernels::add(sum.data(), residual, d);
-      std::memcpy(residual, sum.data(), static_cast<size_t>(d) * sizeof(float));
-      kernels::rms_norm(residual, d, w.post_attention_norm, state.config.rms_eps, 1, d,
-                        normed + state.home()[static_cast<size_t>(i)].global * d, d);
-    }
-  });
+  add_sums(
+      state, presence, wide(), wide(), [](int64_t home) { return home; },
+      [&](int64_t home) {
+        kernels::rms_norm(state.x.data() + home * d, d, w.post_attention_norm, state.config.rms_eps, 1, d,
+                          normed + state.home()[static_cast<size_t>(home)].global * d, d);
+      });
   const auto row_bytes = d * static_cast<int64_t>(sizeof(float));
   for (int from = 0; from < state.rank_count; ++from) {
-    const float* rows = inbox_floats(from) + nodes_of(from) * wide() * d;
+    const float* rows = state.inbox(from) + nodes_of(from) * wide() * d;
     const auto& home = state.layout.home(from);
     for (int64_t i = wide(); i < std::ssize(home); ++i) {
       const HomeRow& row = home[static_cast<size_t>(i)];
@@ -407,16 +379,9 @@ void AttentionPhase::Work::share(const LayerWeights& w) {
       if (from != state.rank) state.count(row.span, kv::CrossKind::kRows, row_bytes);
     }
   }
-  if (state.rank_count == 1) return;
-  int64_t remote_nodes = 0;
-  for (int from = 0; from < state.rank_count; ++from) {
-    if (from == state.rank) continue;
-    for (const kv::TreeNode& node : kv::tree_nodes(kv::owned_segments(from, state.rank_count))) {
-      remote_nodes += node_present(node, presence) ? 1 : 0;
-    }
-  }
+  const int64_t sum_bytes = remote_sum_bytes(state, presence);
   for (const SpanRoute& span : state.layout.spans()) {
-    if (span.wide) state.count(span.index, kv::CrossKind::kRows, span.rows * remote_nodes * row_bytes);
+    if (span.wide) state.count(span.index, kv::CrossKind::kRows, span.rows * sum_bytes);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "worker/model/cache_view.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/indexer.h"
 
@@ -18,7 +19,7 @@ int reader_of(const PageId (&pages)[kMaxRanks], int rank, int rank_count) {
 
 Result<void> view_stream(const StepState& state, const SpanRoute& span, kv::Stream stream, int c,
                          std::vector<const std::byte*>& page, std::vector<uint8_t>& remote) {
-  const auto table = const_cast<const kv::ControlArena&>(*state.setup.control).table(span.table);
+  const auto table = std::as_const(*state.setup.control).table(span.table);
   const int64_t blocks = ceil_div(span.end(), state.setup.block_tokens);
   CHECK_LE(blocks, std::ssize(table));
   page.assign(static_cast<size_t>(blocks), nullptr);
@@ -62,7 +63,7 @@ template <typename Write>
 void for_holders(StepState& state, const HomeRow& row, kv::Stream stream, const Write& write) {
   const SpanRoute& span = state.span_of(row);
   if (span.no_write) return;
-  const auto table = const_cast<const kv::ControlArena&>(*state.setup.control).table(span.table);
+  const auto table = std::as_const(*state.setup.control).table(span.table);
   const auto& pages =
       table[static_cast<size_t>(row.position / state.setup.block_tokens)].page[static_cast<size_t>(stream)];
   for (int holder = 0; holder < state.rank_count; ++holder) {

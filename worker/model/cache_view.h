@@ -1,4 +1,6 @@
 // How one rank reads and writes the cached entries and index keys of a step's sequences.
+//
+// Turns page tables into addresses, once per step; bytes written into other ranks' pages are counted here.
 #pragma once
 
 #include "worker/model/step_state.h"

@@ -5,6 +5,7 @@
 
 #include "kernels/elementwise.h"
 #include "kernels/router.h"
+#include "worker/model/residual.h"
 #include "worker/model/tree_sum.h"
 
 namespace weft::worker {
@@ -37,7 +38,7 @@ struct FeedForwardPhase::Work {
   StepState& state;
   const kv::Range segments;
   Operand input_operand, inner_operand, gathered_operand;
-  std::vector<float> gate, up, router_logits, gathered, expert_out, lone_outbox;
+  std::vector<float> gate, up, router_logits, gathered, expert_out;
   std::vector<int32_t> chosen;
   std::vector<float> chosen_weights;
 
@@ -72,29 +73,8 @@ struct FeedForwardPhase::Work {
   void route(const LayerWeights& w, int64_t rows);
   void expert_leaf(const LayerWeights& w, int segment, const void* x, int64_t row_begin, int64_t row_count,
                    float* out);
-  SegmentPresence presence(const LayerConfig& layer) const;
   void add_residual(const SegmentPresence& presence);
-
-  float* outbox_floats() {
-    if (state.rank_count > 1) return reinterpret_cast<float*>(state.exchange.outbox().data());
-    return scratch(lone_outbox, state.layout.row_count() * state.config.hidden);
-  }
-  const float* inbox_floats(int from) const {
-    if (state.rank_count > 1) return reinterpret_cast<const float*>(state.exchange.inbox(from).data());
-    return lone_outbox.data();
-  }
 };
-
-SegmentPresence FeedForwardPhase::Work::presence(const LayerConfig& layer) const {
-  SegmentPresence out{};
-  for (int segment = 0; segment < kv::kShards; ++segment) {
-    const bool dense = layer.feed_forward == FeedForward::kDense;
-    const int64_t width = dense ? state.config.dense_width : state.config.shared_width;
-    out[static_cast<size_t>(segment)] = !kv::segment_columns(segment, width).empty() ||
-                                        (!dense && !kv::segment_items(segment, state.config.experts).empty());
-  }
-  return out;
-}
 
 // Chosen experts and weights of every row, by every rank alike.
 void FeedForwardPhase::Work::route(const LayerWeights& w, int64_t rows) {
@@ -171,36 +151,11 @@ void FeedForwardPhase::Work::expert_leaf(const LayerWeights& w, int segment, con
 
 // After the exchange: x = tree sum of all ranks' nodes + x, for the home rows.
 void FeedForwardPhase::Work::add_residual(const SegmentPresence& presence) {
-  const int64_t d = state.config.hidden;
-  const int64_t rows = state.layout.row_count();
-  std::vector<NodeSum> nodes;
-  int64_t remote_nodes = 0;
-  for (int from = 0; from < state.rank_count; ++from) {
-    const float* inbox = inbox_floats(from);
-    for (const kv::TreeNode& node : kv::tree_nodes(kv::owned_segments(from, state.rank_count))) {
-      const bool present = node_present(node, presence);
-      nodes.push_back({node, present ? inbox : nullptr});
-      if (present && from != state.rank) ++remote_nodes;
-      inbox += rows * d;
-    }
-  }
-  for_rows(state.parallel, state.home_count(), 8, [&](int64_t begin, int64_t end) {
-    std::vector<float> sum(static_cast<size_t>(d));
-    std::vector<NodeSum> leaves(nodes);
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = state.home()[static_cast<size_t>(i)].global;
-      for (size_t node = 0; node < nodes.size(); ++node) {
-        leaves[node].data = nodes[node].data == nullptr ? nullptr : nodes[node].data + row * d;
-      }
-      add_tree(leaves, d, sum.data());
-      float* residual = state.x.data() + i * d;
-      kernels::add(sum.data(), residual, d);
-      std::memcpy(residual, sum.data(), static_cast<size_t>(d) * sizeof(float));
-    }
-  });
-  for (const HomeRow& row : state.home()) {
-    state.count(row.span, kv::CrossKind::kRows, remote_nodes * d * static_cast<int64_t>(sizeof(float)));
-  }
+  add_sums(
+      state, presence, state.layout.row_count(), state.home_count(),
+      [&](int64_t home) { return state.home()[static_cast<size_t>(home)].global; }, [](int64_t) {});
+  const int64_t sum_bytes = remote_sum_bytes(state, presence);
+  for (const HomeRow& row : state.home()) state.count(row.span, kv::CrossKind::kRows, sum_bytes);
 }
 
 FeedForwardPhase::FeedForwardPhase(StepState& state) : work_(std::make_unique<Work>(state)) {}
@@ -217,8 +172,8 @@ Result<void> FeedForwardPhase::run(int64_t layer) {
   const void* x = work.input_operand.of(state.parallel, state.weights.dtype, state.normed.data(), rows * d);
   const bool dense = layer_config.feed_forward == FeedForward::kDense;
   if (!dense) work.route(w, rows);
-  const SegmentPresence presence = work.presence(layer_config);
-  float* outbox = work.outbox_floats();
+  const SegmentPresence presence = feed_forward_segments(config, layer_config.feed_forward);
+  float* outbox = state.outbox();
   sum_segments(
       work.segments, presence, rows, d, state.parallel,
       [&](int segment, int64_t row_begin, int64_t row_count, float* out) {

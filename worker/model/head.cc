@@ -18,7 +18,7 @@ Result<void> Head::run(const wire::StepPlan& plan, wire::StepResult& result) {
 Result<void> Head::gather(int64_t index, std::span<const HeadRow> rows) {
   const int64_t d = state_.config.hidden;
   const bool exchanged = state_.layout.passes_head_rows(index);
-  float* outbox = exchanged ? reinterpret_cast<float*>(state_.exchange.outbox().data()) : nullptr;
+  float* outbox = exchanged ? state_.outbox() : nullptr;
   std::vector<int64_t> home_of(static_cast<size_t>(state_.layout.row_count()), -1);
   for (int64_t i = 0; i < state_.home_count(); ++i) {
     home_of[static_cast<size_t>(state_.home()[static_cast<size_t>(i)].global)] = i;
@@ -42,8 +42,7 @@ Result<void> Head::gather(int64_t index, std::span<const HeadRow> rows) {
     if (from < 0) continue;
     const int64_t at = taken[static_cast<size_t>(from)]++;
     if (from == state_.rank) continue;
-    const auto* inbox = reinterpret_cast<const float*>(state_.exchange.inbox(from).data());
-    std::memcpy(hidden_.data() + static_cast<int64_t>(i) * d, inbox + at * d,
+    std::memcpy(hidden_.data() + static_cast<int64_t>(i) * d, state_.inbox(from) + at * d,
                 static_cast<size_t>(d) * sizeof(float));
     state_.count(rows[i].span, kv::CrossKind::kRows, d * static_cast<int64_t>(sizeof(float)));
   }
@@ -62,8 +61,7 @@ Result<void> Head::batch(int64_t index, const wire::StepPlan& plan, wire::StepRe
 
   const kv::Range own = vocabulary_slice(config.vocabulary, state_.rank, state_.rank_count);
   const bool exchanged = state_.layout.passes_logits();
-  float* out = exchanged ? reinterpret_cast<float*>(state_.exchange.outbox().data())
-                         : scratch(slice_, count * config.vocabulary);
+  float* out = exchanged ? state_.outbox() : scratch(slice_, count * config.vocabulary);
   if (!own.empty()) {
     kernels::Gemm p;
     p.weights = state_.weights.head;
@@ -87,9 +85,9 @@ Result<void> Head::batch(int64_t index, const wire::StepPlan& plan, wire::StepRe
     }
     for (int from = 0; from < state_.rank_count; ++from) {
       const kv::Range slice = vocabulary_slice(config.vocabulary, from, state_.rank_count);
-      const auto* inbox = reinterpret_cast<const float*>(state_.exchange.inbox(from).data());
       const auto bytes = slice.size() * static_cast<int64_t>(sizeof(float));
-      std::memcpy(logits_.data() + slice.begin, inbox + i * slice.size(), static_cast<size_t>(bytes));
+      std::memcpy(logits_.data() + slice.begin, state_.inbox(from) + i * slice.size(),
+                  static_cast<size_t>(bytes));
       if (from != state_.rank) state_.count(row.span, kv::CrossKind::kRows, bytes);
     }
     finish_row(row, plan, logits_.data(), result);

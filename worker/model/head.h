@@ -1,5 +1,9 @@
 // The last part of a step: final norm, vocabulary slices, full rows of logits at the sampler, sampling,
 // digests.
+//
+// Rows go through in batches of kHeadBatch, so that an outbox holds them whatever a step asks for. A row of
+// logits with NaN or infinity gives no token; its slot of the token table gets 0, so that no later step
+// waits.
 #pragma once
 
 #include "worker/model/step_state.h"

@@ -14,6 +14,16 @@ StepState::StepState(RunnerSetup given)
       rank_count(static_cast<int>(setup.pools.size())),
       geometry(config.cache_geometry(setup.cache_dtype, setup.block_tokens)) {}
 
+float* StepState::outbox() {
+  if (rank_count > 1) return reinterpret_cast<float*>(exchange.outbox().data());
+  return scratch(lone_outbox, layout.row_count() * config.hidden);
+}
+
+const float* StepState::inbox(int from) const {
+  if (rank_count > 1) return reinterpret_cast<const float*>(exchange.inbox(from).data());
+  return lone_outbox.data();
+}
+
 void for_rows(kernels::Parallel& parallel, int64_t rows, int64_t at_once,
               const std::function<void(int64_t begin, int64_t end)>& body) {
   if (rows == 0) return;

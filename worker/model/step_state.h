@@ -63,15 +63,22 @@ struct StepState {
   void count(int span, kv::CrossKind kind, int64_t bytes) {
     crossed[static_cast<size_t>(span)][kind] += bytes;
   }
+
+  // This rank's outbox of the coming exchange point, and what `from` published at the last one. One rank
+  // alone passes none: it reads back what it wrote, at most [rows][hidden].
+  float* outbox();
+  const float* inbox(int from) const;
+  std::vector<float> lone_outbox;
 };
 
 // Runs body(begin, end) over consecutive ranges of rows.
 void for_rows(kernels::Parallel& parallel, int64_t rows, int64_t at_once,
               const std::function<void(int64_t begin, int64_t end)>& body);
 
-// x in the dtype that `weights` wants; float32 is passed through, bf16 is written to `buffer`.
+// The left side of a product, in the dtype of its weights.
 class Operand {
  public:
+  // float32: x itself; bf16: a copy, valid until the next call.
   const void* of(kernels::Parallel& parallel, DType dtype, const float* x, int64_t count);
 
  private:

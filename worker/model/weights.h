@@ -29,8 +29,7 @@ struct LayerWeights {
   const float* post_attention_norm = nullptr;  // [hidden]
   kernels::PackedMatrix q_a;                   // [q_lora_rank, hidden]; empty (k = 0) without q_lora_rank
   const float* q_a_norm = nullptr;
-  kernels::PackedMatrix
-      q_b;  // heads groups of [nope + rope, q_lora_rank]; of [.., hidden] without q_lora_rank
+  kernels::PackedMatrix q_b;   // heads groups of [nope + rope, q_lora_rank]; [.., hidden] without q_lora_rank
   kernels::PackedMatrix kv_a;  // [latent + rope, hidden]
   const float* kv_a_norm = nullptr;
   kernels::PackedMatrix w_uk;  // heads groups of [latent, nope]: q̃ = W_UKᵀ q_nope
