@@ -25,6 +25,12 @@ bool is_interrupt(const Error& error) {
   return error.code == ErrorCode::kCancelled && error.field == kInterruptField;
 }
 
+Result<void> outcome_of(const wire::Finished& finished, bool interrupted) {
+  if (finished.reason() == "error") return from_wire(finished.error());
+  if (finished.reason() != "cancelled") return {};
+  return interrupted ? interrupt_error() : error(ErrorCode::kCancelled, "the request was cancelled");
+}
+
 Client::Client(std::unique_ptr<Connection> connection) : connection_(std::move(connection)) {}
 Client::Client(Client&&) noexcept = default;
 Client& Client::operator=(Client&&) noexcept = default;

@@ -21,13 +21,16 @@
 namespace weft::client {
 
 inline constexpr Duration kForever = Duration::max();
-inline constexpr uint32_t kProtocolVersion = 1;
 
 Error from_wire(const wire::WireError& error);
 // The error that says that interrupt_fd became readable, and whether an error is that one (and not a request
 // that somebody cancelled).
 Error interrupt_error();
 bool is_interrupt(const Error& error);
+
+// What became of a stream that has ended: fine for "stop" and "length", else the daemon's error, or
+// kCancelled: by the user (interrupt_error()) where `interrupted` is set.
+Result<void> outcome_of(const wire::Finished& finished, bool interrupted);
 
 struct ClientOptions {
   std::string endpoint;  // "ipc:///run/user/1000/weft/client.sock", "tcp://127.0.0.1:5555"

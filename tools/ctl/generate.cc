@@ -174,12 +174,7 @@ Result<void> run_generate(Context& context) {
     }
   }
   if (context.arguments.stats) put_stats(context, finished);
-  if (finished.reason() == "error") return client::from_wire(finished.error());
-  if (finished.reason() == "cancelled") {
-    if (answer.interrupted) return client::interrupt_error();
-    return error(ErrorCode::kCancelled, "the request was cancelled");
-  }
-  return {};
+  return client::outcome_of(finished, answer.interrupted);
 }
 
 }  // namespace weft::ctl

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <iostream>
 
+#include "proto/version.h"
 #include "tools/client/client.h"
 #include "tools/ctl/command.h"
 #include "tools/ctl/exit_code.h"
 #include "tools/ctl/help.h"
 #include "tools/ctl/json.h"
 #include "tools/ctl/parse.h"
-#include "tools/ctl/version.h"
 
 namespace weft::ctl {
 namespace {
@@ -24,7 +24,9 @@ bool wants_json(const std::vector<std::string>& words) {
   return false;
 }
 
-int report(const Error& error, bool json, Context& context) {
+}  // namespace
+
+int report_error(const Error& error, bool json, Context& context) {
   const int code = exit_code_of(error);
   context.out.flush();
   if (json) {
@@ -40,11 +42,9 @@ int report(const Error& error, bool json, Context& context) {
   return code;
 }
 
-}  // namespace
-
 int run_words(const std::vector<std::string>& words, Context& context) {
   auto parsed = parse(words);
-  if (!parsed) return report(parsed.error(), wants_json(words), context);
+  if (!parsed) return report_error(parsed.error(), wants_json(words), context);
   if (parsed->help) {
     context.out << (parsed->command == nullptr ? program_help() : command_help(*parsed->command))
                 << std::flush;
@@ -56,7 +56,7 @@ int run_words(const std::vector<std::string>& words, Context& context) {
   }
   context.arguments = parsed->arguments;
   const auto outcome = parsed->command->run(context);
-  return outcome ? kExitOk : report(outcome.error(), context.arguments.json(), context);
+  return outcome ? kExitOk : report_error(outcome.error(), context.arguments.json(), context);
 }
 
 }  // namespace weft::ctl

@@ -2,10 +2,9 @@
 #include <iostream>
 #include <random>
 
-#include "tools/client/client.h"
 #include "tools/ctl/exit_code.h"
 #include "tools/ctl/interrupt.h"
-#include "tools/ctl/json.h"
+#include "tools/ctl/main_run.h"
 #include "tools/ctl/parse.h"
 #include "tools/demo/run.h"
 
@@ -31,17 +30,6 @@ void add_options(CLI::App& app, DemoOptions& options, weft::ctl::Arguments& argu
       ->check(CLI::Range(0.0, 1e9));
 }
 
-int report_error(const weft::Error& error, const Context& context) {
-  const int code = weft::ctl::exit_code_of(error);
-  if (context.arguments.json()) {
-    context.err << weft::ctl::dump(weft::ctl::error_document(error, code)) << std::endl;
-  } else {
-    const bool interrupted = weft::client::is_interrupt(error);
-    context.err << (interrupted ? "interrupted" : "error: " + error.text()) << std::endl;
-  }
-  return code;
-}
-
 }  // namespace
 
 // Exit codes as weftctl's; 1 also when an answer was wrong or bytes moved at the switch.
@@ -52,6 +40,9 @@ int main(int count, char** words) {
   options.cache_salt = "demo-" + std::to_string(random());
   Context context{{}, std::cin, std::cout, std::cerr, weft::ctl::terminal_of_process()};
   context.open_interrupts = weft::ctl::interrupt_descriptor;
+  const auto fail = [&](const weft::Error& error) {
+    return weft::ctl::report_error(error, context.arguments.json(), context);
+  };
   CLI::App app("weft-demo: sends a long document with three facts to weftd, asks for them, and reports");
   add_options(app, options, context.arguments);
   try {
@@ -60,14 +51,14 @@ int main(int count, char** words) {
     std::cout << app.help();
     return weft::ctl::kExitOk;
   } catch (const std::exception& failure) {
-    return report_error(weft::error(weft::ErrorCode::kInvalidArgument, failure.what()), context);
+    return fail(weft::error(weft::ErrorCode::kInvalidArgument, failure.what()));
   }
   if (!context.arguments.decode.empty()) {
     auto grouping = weft::ctl::normal_grouping(context.arguments.decode);
-    if (!grouping) return report_error(grouping.error(), context);
+    if (!grouping) return fail(grouping.error());
     context.arguments.decode = *grouping;
   }
   const auto good = weft::demo::run_demo(options, context);
-  if (!good) return report_error(good.error(), context);
+  if (!good) return fail(good.error());
   return *good ? weft::ctl::kExitOk : weft::ctl::kExitFailed;
 }

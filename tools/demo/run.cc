@@ -85,11 +85,7 @@ Result<Turn> ask_for(const Fact& fact, const wire::GenerateRequest& request, con
   if (!finished) return std::move(finished).error();
   turn.finished = std::move(*finished);
   turn.answered += turn.finished.text();
-  if (turn.finished.reason() == "error") return client::from_wire(turn.finished.error());
-  if (turn.finished.reason() == "cancelled") {
-    return interrupted ? client::interrupt_error()
-                       : error(ErrorCode::kCancelled, "the request was cancelled");
-  }
+  TRY_VOID(client::outcome_of(turn.finished, interrupted));
   return turn;
 }
 

@@ -1,4 +1,6 @@
 // The demo itself: builds the prompt, asks the three questions as turns of one conversation, reports.
+//
+// Expected failures are Results, typed as the client's; one thread.
 #pragma once
 
 #include <cstdint>
