@@ -2,7 +2,6 @@
 // in use.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -17,6 +16,7 @@
 
 #include "daemon/client_endpoint.h"
 #include "daemon/control_endpoint.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::daemon {
 namespace {
@@ -25,11 +25,6 @@ using testing::HasSubstr;
 
 class EndpointTest : public testing::Test {
  protected:
-  EndpointTest() {
-    char name[] = "/tmp/weft-endpoint-XXXXXX";
-    folder_ = ::mkdtemp(name);
-  }
-  ~EndpointTest() override { std::filesystem::remove_all(folder_); }
   // Turns the loop until `done` has said yes once, at most ten seconds.
   void run_until(const std::function<bool()>& done) {
     bool was_done = false;
@@ -45,7 +40,8 @@ class EndpointTest : public testing::Test {
     loop_.run();
     ASSERT_TRUE(was_done);
   }
-  std::string folder_;
+  test::TempFolder temporary_;
+  const std::string folder_ = temporary_.path();
   EventLog log_{LogLevel::kError};
   Loop loop_;
 };

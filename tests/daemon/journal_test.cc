@@ -4,10 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sqlite3.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
+
+#include "tests/support/temp_folder.h"
 
 namespace weft::daemon {
 namespace {
@@ -16,17 +17,13 @@ using testing::HasSubstr;
 
 class JournalTest : public testing::Test {
  protected:
-  JournalTest() {
-    char name[] = "/tmp/weft-journal-XXXXXX";
-    folder_ = ::mkdtemp(name);
-  }
-  ~JournalTest() override { std::filesystem::remove_all(folder_); }
   Journal must_open() {
     auto journal = Journal::open(folder_);
     CHECK(journal.has_value(), journal.error().text());
     return std::move(journal).value();
   }
-  std::string folder_;
+  test::TempFolder temporary_;
+  const std::string folder_ = temporary_.path();
 };
 
 TEST_F(JournalTest, RemembersOverARestart) {

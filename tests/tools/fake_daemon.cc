@@ -6,9 +6,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 
 #include "proto/endpoints.h"
 #include "proto/vocab/check.h"
@@ -51,9 +49,6 @@ std::string framed(wire::ControlReply reply) {
 
 FakeDaemon::FakeDaemon(OnClient on_client, OnControl on_control)
     : on_client_(std::move(on_client)), on_control_(std::move(on_control)) {
-  char pattern[] = "/tmp/weft-test-XXXXXX";
-  CHECK(::mkdtemp(pattern) != nullptr);
-  folder_ = pattern;
   context_ = zmq_ctx_new();
   router_ = zmq_socket(context_, ZMQ_ROUTER);
   CHECK(zmq_bind(router_, endpoint().c_str()) == 0, zmq_strerror(zmq_errno()));
@@ -62,13 +57,10 @@ FakeDaemon::FakeDaemon(OnClient on_client, OnControl on_control)
   thread_ = std::thread([this] { run(); });
 }
 
-FakeDaemon::~FakeDaemon() {
-  stop();
-  std::filesystem::remove_all(folder_);
-}
+FakeDaemon::~FakeDaemon() { stop(); }
 
-std::string FakeDaemon::endpoint() const { return client_endpoint_in(folder_); }
-std::string FakeDaemon::control_socket() const { return control_socket_in(folder_); }
+std::string FakeDaemon::endpoint() const { return client_endpoint_in(folder()); }
+std::string FakeDaemon::control_socket() const { return control_socket_in(folder()); }
 
 void FakeDaemon::send_raw_next(std::string bytes) { raw_ = std::move(bytes); }
 

@@ -13,6 +13,7 @@
 
 #include "proto/client.pb.h"
 #include "proto/control.pb.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::testing {
 
@@ -27,7 +28,7 @@ class FakeDaemon {
   FakeDaemon(OnClient on_client, OnControl on_control);
   ~FakeDaemon();
 
-  const std::string& folder() const { return folder_; }
+  const std::string& folder() const { return folder_.path(); }
   std::string endpoint() const;
   std::string control_socket() const;
   // Closes both sockets and joins the thread.
@@ -48,7 +49,7 @@ class FakeDaemon {
 
   OnClient on_client_;
   OnControl on_control_;
-  std::string folder_;
+  test::TempFolder folder_;
   std::string raw_;
   void* context_;
   void* router_;

@@ -1,7 +1,5 @@
 #include "tests/worker/checkpoint_files.h"
 
-#include <stdlib.h>
-
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -16,16 +14,6 @@
 namespace weft::test {
 
 namespace fs = std::filesystem;
-
-TempFolder::TempFolder() {
-  std::string name = (fs::temp_directory_path() / "weft-test-XXXXXX").string();
-  CHECK(::mkdtemp(name.data()) != nullptr);
-  path_ = name;
-}
-TempFolder::~TempFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
 
 RawTensor f32_tensor(std::vector<int64_t> shape, const std::vector<float>& values) {
   RawTensor out{"F32", std::move(shape), std::string(values.size() * 4, '\0')};

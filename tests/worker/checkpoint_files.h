@@ -1,5 +1,5 @@
-// Checkpoints for tests: folders that vanish, safetensors files written from plain values (also wrong ones),
-// and the golden folders.
+// Checkpoints for tests: safetensors files written from plain values (also wrong ones), and the golden
+// folders.
 #pragma once
 
 #include <cstddef>
@@ -8,22 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/temp_folder.h"
 #include "worker/model/config.h"
 
 namespace weft::test {
-
-class TempFolder {
- public:
-  TempFolder();
-  ~TempFolder();
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  const std::string& path() const { return path_; }
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 struct RawTensor {
   std::string type;  // "F32"
