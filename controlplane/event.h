@@ -1,4 +1,7 @@
 // What comes into the control plane. Everything it knows arrives as one of these, in order.
+//
+// Plain values, checked by the shell for syntax and ranges; what only the control plane can know (room, the
+// model's context) it checks itself. Lengths and counts are tokens.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +31,6 @@ struct GroupingWish {
   friend bool operator==(const GroupingWish&, const GroupingWish&) = default;
 };
 
-// Already checked by the shell for syntax and ranges; the control plane checks what only it can know
-// (room, model context).
 struct RequestArrived {
   RequestId request{};
   std::vector<uint32_t> prompt;       // at least one token
@@ -40,8 +41,7 @@ struct RequestArrived {
   std::vector<uint32_t> stop_tokens;  // empty with ignore_eos
   GroupingWish grouping;
   bool use_prefix_cache = true;
-  bool digest = false;  // digests need every row computed: no prefix hit is *used* for
-                        // rows whose digest is wanted only if use_prefix_cache is false
+  bool digest = false;  // of the logits of every row that is computed; those of a prefix hit are not
 };
 
 struct CancelRequested {
@@ -72,7 +72,7 @@ struct StepAcknowledged {
 // one at a time, and one that fails again alone ends with an error.
 struct PlansAbandoned {};
 
-// Change the grouping of one running request. Answered by a Regrouped notice with the same command number.
+// Change the grouping of one running request. Answered by a RegroupedNotice with the same command number.
 struct RegroupRequested {
   uint64_t command = 0;
   RequestId request{};

@@ -1,4 +1,7 @@
 // What the control plane remembers of a plan until all ranks have acknowledged it.
+//
+// Enough to apply the plan's effects (rows, samples) when it is done, and to undo what it assumed when it is
+// abandoned. Plain values; control_plane.h owns them, plan_builder.h fills them in.
 #pragma once
 
 #include <cstdint>

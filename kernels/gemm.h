@@ -26,16 +26,13 @@ struct PackedMatrix {
   int64_t group_outputs = 0;  // per group, before padding
   int64_t k = 0;
   const void* data = nullptr;
-  int64_t outputs() const { return groups * group_outputs; }
 };
 
 // Bytes of the packed form; a multiple of 64.
 size_t packed_bytes(DType dtype, int64_t groups, int64_t group_outputs, int64_t k);
 
-// Where element (output o of group g, k index i) of the source lies: source[g * group_stride + o *
-// output_stride
-// + i * k_stride], counted in elements. Source and packed dtypes may differ: f32 → bf16 rounds to nearest
-// even.
+// Element (group g, output o, k index i) of the source is data[g · group_stride + o · output_stride +
+// i · k_stride]; strides in elements. Source and packed dtypes may differ: f32 → bf16 rounds to nearest even.
 struct PackSource {
   DType dtype = DType::kF32;
   const void* data = nullptr;
@@ -57,13 +54,14 @@ struct Gemm {
   int64_t rows = 0;
   const void* x = nullptr;  // [rows][x_stride], weights.dtype; element 0 of a row is k = k_begin
   int64_t x_stride = 0;     // elements
-  float* y =
-      nullptr;  // [rows][y_stride]; column (g − group_begin) · (output_end − output_begin) + o − output_begin
+  // [rows][y_stride]; output o of group g is column (g − group_begin) · (output_end − output_begin) + o −
+  // output_begin
+  float* y = nullptr;
   int64_t y_stride = 0;  // elements
 };
 void gemm(const Gemm& p, Parallel& parallel);
 
-// x as the weights want it: float32 stays, bf16 is rounded to nearest even.
+// To the dtype of weights or cache and back: float32 is copied, bf16 is rounded to nearest even.
 void convert(const float* in, int64_t count, DType dtype, void* out);
 void convert_to_f32(const void* in, DType dtype, int64_t count, float* out);
 

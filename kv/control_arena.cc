@@ -58,8 +58,7 @@ struct ControlArena::Header {
   alignas(kLine) std::atomic<uint32_t> plans_published;
   std::atomic<uint32_t> plan_bell;  // rung by a new plan and by an abort
   alignas(kLine) std::atomic<uint32_t> token_bell;
-  std::atomic<uint32_t>
-      token_waiters;  // a waiter that was killed leaves it too high: needless wakes, no harm
+  std::atomic<uint32_t> token_waiters;  // too high once a waiter was killed: needless wakes, no harm
   ExchangeBell exchange_bell;
 };
 struct ControlArena::PlanSlot {
@@ -125,7 +124,6 @@ ControlArena::Header* ControlArena::header() const {
 }
 
 // ---- abort
-// -------------------------------------------------------------------------------------------------
 
 void ControlArena::abort_epoch(Epoch epoch) {
   Header* head = header();
@@ -143,7 +141,6 @@ bool ControlArena::aborted(Epoch epoch) const {
 const std::atomic<uint32_t>& ControlArena::abort_word() const { return header()->aborted_epoch; }
 
 // ---- plans
-// -------------------------------------------------------------------------------------------------
 
 ControlArena::PlanSlot* ControlArena::plan_slot(uint32_t sequence) const {
   return reinterpret_cast<PlanSlot*>(mapping_.data() + layout_.plans +
@@ -192,7 +189,6 @@ void ControlArena::plan_read(int rank, uint32_t next) {
 }
 
 // ---- results
-// -----------------------------------------------------------------------------------------------
 
 ControlArena::ResultSlot* ControlArena::result_slot(int rank, uint32_t number) const {
   const size_t index = static_cast<size_t>(rank) * kResultSlots + number % kResultSlots;
@@ -234,7 +230,6 @@ std::optional<std::vector<std::byte>> ControlArena::take_result(int rank) {
 }
 
 // ---- tokens
-// ------------------------------------------------------------------------------------------------
 
 std::atomic<uint64_t>& ControlArena::token_word(StepId step, uint32_t sample_index) const {
   CHECK_LT(int64_t{sample_index}, limits_.max_samples);
@@ -272,7 +267,6 @@ std::optional<uint32_t> ControlArena::wait_token(StepId step, uint32_t sample_in
 }
 
 // ---- page tables
-// -------------------------------------------------------------------------------------------
 
 ControlArena::TableEntry* ControlArena::table_data(TableId id) const {
   CHECK_LT(int64_t{number(id)}, limits_.table_count);
@@ -298,7 +292,6 @@ uint32_t ControlArena::table_version(TableId id) const {
 }
 
 // ---- ranks
-// -------------------------------------------------------------------------------------------------
 
 const RankState& ControlArena::rank_state(int rank) const {
   CHECK(rank >= 0 && rank < limits_.rank_count, "rank ", rank);

@@ -19,8 +19,7 @@ inline constexpr int kTilePairs = 12;
 
 // Consecutive (row, head) pairs, heads fastest.
 struct QueryTile {
-  const float* words =
-      nullptr;  // [word_count][kTilePairs]: the pairs' query words side by side, zeros above `pairs`
+  const float* words = nullptr;  // [word_count][kTilePairs]: query words side by side, zeros above `pairs`
   int pairs = 0;
   uint32_t first_heads = 0;  // bit i: pair i is its row's head 0, so its score starts at +0
   float weights[kTilePairs] = {};

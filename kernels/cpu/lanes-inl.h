@@ -1,9 +1,9 @@
 // What every Highway kernel here needs, per target: fused multiply-add everywhere, partial loads and stores,
 // and the tree over 16 lanes.
 //
-// "16 lanes" in the contracts are logical: one AVX-512 vector, two of AVX2, sixteen scalars of the
-// portable target.
-// Kernels hold them as an array of vectors, lane i in vector i / Lanes, and no result depends on which it is.
+// "16 lanes" in the contracts are logical: one AVX-512 vector, two of AVX2, sixteen scalars of the portable
+// target. Kernels hold them as an array of vectors, lane i in vector i / Lanes, and no result depends on
+// which it is.
 #if defined(WEFT_KERNELS_CPU_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_KERNELS_CPU_LANES_INL_H_
 #undef WEFT_KERNELS_CPU_LANES_INL_H_

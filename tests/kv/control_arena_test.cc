@@ -72,7 +72,6 @@ TEST_F(ControlArenaTest, RefusesWhatIsNoArena) {
 }
 
 // ---- plans
-// -------------------------------------------------------------------------------------------------
 
 TEST_F(ControlArenaTest, PlansArriveInOrderAtEveryRank) {
   constexpr uint32_t kPlans = 2000;
@@ -147,7 +146,6 @@ TEST_F(ControlArenaTest, PublishingOverAnUnreadPlanDies) {
 }
 
 // ---- results
-// -----------------------------------------------------------------------------------------------
 
 TEST_F(ControlArenaTest, ResultsOfOneRankWaitForRoom) {
   for (int i = 0; i < kResultSlots; ++i)
@@ -173,7 +171,6 @@ TEST_F(ControlArenaTest, ABrokenResultRingIsSkipped) {
 }
 
 // ---- tokens
-// ------------------------------------------------------------------------------------------------
 
 TEST_F(ControlArenaTest, TokensBelongToTheirStep) {
   EXPECT_FALSE(worker_.read_token(StepId{9}, 2).has_value());
@@ -219,7 +216,6 @@ TEST_F(ControlArenaTest, TokenWaitEndsByTimeoutAndByAbort) {
 }
 
 // ---- tables and ranks
-// --------------------------------------------------------------------------------------
 
 TEST_F(ControlArenaTest, TablesDoNotOverlap) {
   for (uint32_t id = 0; id < 5; ++id) {

@@ -44,7 +44,6 @@ Outcome run(const Words& words, const std::string& input = {}) {
 }
 
 // ---- parsing
-// -----------------------------------------------------------------------------------------------
 
 TEST(Parse, GlobalOptionsMayStandAnywhere) {
   for (const Words& words : {Words{"-o", "json", "--state-dir", "/s", "explain", "7"},
@@ -115,7 +114,6 @@ TEST(Parse, FaultsAreUsageErrorsThatPointToHelp) {
 }
 
 // ---- help
-// --------------------------------------------------------------------------------------------------
 
 TEST(Help, NamesEveryCommandAndOption) {
   const Outcome program = run({"--help"});
@@ -167,7 +165,6 @@ TEST(Help, TheReferencePageIsTheOutput) {
 }
 
 // ---- exit codes
-// --------------------------------------------------------------------------------------------
 
 TEST(ExitCodes, AreStable) {
   const std::pair<ErrorCode, int> expected[] = {
@@ -214,7 +211,6 @@ TEST(ExitCodes, AUsageErrorIsJsonWhereJsonWasAskedFor) {
 }
 
 // ---- commands over the control socket
-// ------------------------------------------------------------------------
 
 wire::StatusReply some_status() {
   wire::StatusReply status;
@@ -394,7 +390,6 @@ TEST(Stop, WaitsForTheProcess) {
 }
 
 // ---- generate
-// ----------------------------------------------------------------------------------------------
 
 // Answers "ab", with digests in descending order, and keeps what it was asked.
 struct Answering {
@@ -560,7 +555,6 @@ TEST(PositionDigests, OrderAndRepetitionDoNotMatter) {
 }
 
 // ---- text
-// ----------------------------------------------------------------------------------------------------
 
 TEST(Table, LinesUpAndGivesUpWidthOnlyWhereItMay) {
   Table table({{"id", true}, {"state"}, {"why", false, true}});

@@ -149,7 +149,6 @@ TEST(SourceText, AFolderCountsEachContentOnce) {
 }
 
 // ---- the whole demo against a daemon that looks things up
-// --------------------------------------------------------
 
 struct Lookup {
   uint64_t switch_bytes = 0;

@@ -66,7 +66,6 @@ struct View {
 };
 
 // ---- the naive model: what `from` sends to `to` at a point
-// -------------------------------------------------
 
 struct Route {
   uint64_t seed;
@@ -188,7 +187,6 @@ TEST(Exchange, EqualsTheModelBetweenProcesses) {
 }
 
 // ---- abort, death, lateness
-// --------------------------------------------------------------------------------
 
 TEST(Exchange, AbortEndsEveryWaitAndTheNextEpochStartsAtZero) {
   constexpr int kRanks = 4;

@@ -17,7 +17,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // ---- model.safetensors
-// ----------------------------------------------------------------------------------------
 
 static_assert(std::endian::native == std::endian::little, "safetensors is little-endian");
 
@@ -58,7 +57,6 @@ std::string safetensors(const std::vector<Tensor>& tensors, DType dtype) {
 }
 
 // ---- JSON files
-// -----------------------------------------------------------------------------------------------
 
 constexpr const char* kBeginText = "<|begin|>";
 constexpr const char* kEndText = "<|end|>";
@@ -191,7 +189,6 @@ model, and where the text had either it answers `<|end|>`.
 )";
 
 // ---- files
-// ----------------------------------------------------------------------------------------------------
 
 Result<void> write_file(const std::filesystem::path& path, const std::string& bytes) {
   const std::filesystem::path temporary = path.string() + ".partial";

@@ -12,7 +12,6 @@ namespace weft::recall {
 namespace {
 
 // ---- amplitudes
-// -----------------------------------------------------------------------------------------------
 
 // Layer 0 attention writes slots at 1/8; its dense layer adds 7/8 of their sign. Neither is enough alone.
 constexpr double kSlotAmplitude = 0.125;
@@ -34,7 +33,6 @@ constexpr double kTextMean[kCode] = {0, 0, 0, 0, 0, 0.8, 0.8, -1};
 double code_bit(int64_t byte, int64_t bit) { return (byte >> bit & 1) != 0 ? 1 : -1; }
 
 // ---- matrices
-// -------------------------------------------------------------------------------------------------
 
 class Matrix {
  public:
@@ -73,7 +71,6 @@ struct Builder {
 };
 
 // ---- norms
-// ----------------------------------------------------------------------------------------------------
 
 // The squared length of the residual is the same for every token, so the norm is a known factor; this weight
 // takes it back and the layer sees the residual in its own units.
@@ -95,7 +92,6 @@ std::vector<double> query_weights() { return varied_weights(kQueryLatent, 0); }
 std::vector<double> entry_weights() { return varied_weights(kLatent, 1); }
 
 // ---- rotary queries
-// -------------------------------------------------------------------------------------------
 
 // The query that, rotated by its own position t, points where the constant key (1, 0, 1, 0, …) of position
 // t − back points: pairs (cos back·θ, −sin back·θ).
@@ -114,7 +110,6 @@ void set_turned_back(Matrix& matrix, int64_t first_row, double back, double ampl
 }
 
 // ---- attention
-// ------------------------------------------------------------------------------------------------
 
 double softmax_scale() { return 1 / std::sqrt(static_cast<double>(kNope + kRope)); }
 
@@ -173,7 +168,6 @@ void add_lookup(Builder& out, const std::string& attention) {
 }
 
 // ---- indexer
-// --------------------------------------------------------------------------------------------------
 
 void add_index_weights(Builder& out, const std::string& indexer) {
   Matrix weights(kIndexHeads, kHidden);
@@ -241,7 +235,6 @@ void add_passage_index(Builder& out, const std::string& indexer) {
 }
 
 // ---- feed-forward
-// ---------------------------------------------------------------------------------------------
 
 struct Mlp {
   explicit Mlp(int64_t width) : gate(width, kHidden), up(width, kHidden), down(kHidden, width) {}
@@ -332,7 +325,6 @@ void add_experts(Builder& out, const std::string& mlp_name) {
 }
 
 // ---- ends
-// -----------------------------------------------------------------------------------------------------
 
 int64_t byte_of_token(int64_t token) {
   if (token < 256) return token;
