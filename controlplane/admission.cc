@@ -118,8 +118,8 @@ std::pair<std::vector<BlockId>, Choice> plan_admission(const Sequence& sequence,
     }
   }
   const int64_t block_count = ceil_div(sequence.row_count(), limits.geometry.block_tokens);
-  Choice choice = choose(limits, sequence.wish, &memory, hits, block_count, room, turn);
-  return {std::move(hits), std::move(choice)};
+  const Choice choice = choose(limits, sequence.wish, &memory, hits, block_count, room, turn);
+  return {std::move(hits), choice};
 }
 }  // namespace
 

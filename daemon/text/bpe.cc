@@ -12,8 +12,6 @@ namespace weft::daemon {
 
 namespace {
 
-// Ids size the tables: a file that names token 2^31 must not allocate them.
-constexpr uint32_t kTokenIdLimit = 1u << 22;
 constexpr uint32_t kNone = UINT32_MAX;
 
 Result<void> refuse_options(const nlohmann::json& model) {
@@ -58,7 +56,6 @@ Result<void> Bpe::read_vocabulary(const nlohmann::json& model,
   ids.reserve(vocabulary->size());
   for (const auto& [spelled, value] : vocabulary->items()) {
     TRY(const uint32_t id, token_id_value(value, "vocab: " + spelled));
-    if (id >= kTokenIdLimit) return bad_part("vocab: " + spelled, "token ids must be below 2^22");
     if (id >= bytes_.size()) bytes_.resize(id + 1);
     if (!bytes_[id].empty()) return bad_part("vocab: " + spelled, "token id used twice");
     // Specials of some vocabularies are spelled in plain text.

@@ -41,10 +41,11 @@ inline Result<const nlohmann::json*> array_field(const nlohmann::json& object, c
   return &*at;
 }
 
-// Token ids: whole numbers below 2^31.
+// Token ids size tables: a file that names token 2^31 must not allocate them.
+inline constexpr int64_t kTokenIdLimit = int64_t{1} << 22;
 inline Result<uint32_t> token_id_value(const nlohmann::json& value, const std::string& part) {
-  if (!value.is_number_integer() || value.get<int64_t>() < 0 || value.get<int64_t>() > INT32_MAX) {
-    return bad_part(part, "a token id must be a whole number from 0 to 2^31 - 1");
+  if (!value.is_number_integer() || value.get<int64_t>() < 0 || value.get<int64_t>() >= kTokenIdLimit) {
+    return bad_part(part, "a token id must be a whole number below 2^22");
   }
   return static_cast<uint32_t>(value.get<int64_t>());
 }

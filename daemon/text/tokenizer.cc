@@ -16,7 +16,6 @@ namespace weft::daemon {
 namespace {
 
 constexpr uintmax_t kFileBytesMax = 256u << 20;
-constexpr uint32_t kTokenIdLimit = 1u << 22;
 
 // A part that must be absent or null.
 Result<void> refuse(const nlohmann::json& root, const char* name) {
@@ -61,7 +60,6 @@ Result<AddedTokens> parse_added(const nlohmann::json& root, const std::vector<st
     const auto id = item.find("id");
     if (id == item.end()) return bad_part(part, "has no id");
     TRY(token.id, token_id_value(*id, part));
-    if (token.id >= kTokenIdLimit) return bad_part(part, "token ids must be below 2^22");
     TRY(token.special, bool_field(item, "special", false, part));
     TRY(token.normalized, bool_field(item, "normalized", !token.special, part));
     TRY(token.lstrip, bool_field(item, "lstrip", false, part));
