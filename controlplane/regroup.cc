@@ -74,10 +74,11 @@ Result<RegroupPrice> price_regroup(const Sequence& sequence, const Memory& memor
   RegroupPrice best;
   int64_t best_slack = std::numeric_limits<int64_t>::min();
   for (const int rank : ranks) {
-    RegroupPrice price = price_of(sequence, memory, placement_of(limits, wish.decode, wish.index, rank));
+    const RegroupPrice price =
+        price_of(sequence, memory, placement_of(limits, wish.decode, wish.index, rank));
     const int64_t slack = slack_of(sequence, memory, price.need);
     if (slack > best_slack) {
-      best = std::move(price);
+      best = price;
       best_slack = slack;
     }
   }

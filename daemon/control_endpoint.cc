@@ -45,8 +45,8 @@ struct ControlEndpoint::Connection {
   std::unique_ptr<Timer> linger;
 };
 
-Result<std::unique_ptr<ControlEndpoint>> ControlEndpoint::listen(Loop& loop, const EventLog& log,
-                                                                 const std::string& path, Handler handler) {
+Result<std::unique_ptr<ControlEndpoint>> ControlEndpoint::listen(Loop& loop, const std::string& path,
+                                                                 Handler handler) {
   TRY_VOID(claim_socket_path(path, "--control-socket"));
   kv::Descriptor listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.valid()) return io_error(path);
@@ -58,12 +58,11 @@ Result<std::unique_ptr<ControlEndpoint>> ControlEndpoint::listen(Loop& loop, con
   ::umask(before);
   if (bound != 0 || ::listen(listener.get(), SOMAXCONN) != 0) return io_error(path);
   return std::unique_ptr<ControlEndpoint>(
-      new ControlEndpoint(loop, log, path, std::move(listener), std::move(handler)));
+      new ControlEndpoint(loop, path, std::move(listener), std::move(handler)));
 }
 
-ControlEndpoint::ControlEndpoint(Loop& loop, const EventLog& log, std::string path, kv::Descriptor listener,
-                                 Handler handler)
-    : loop_(loop), log_(log), path_(path), listener_(std::move(listener)), handler_(std::move(handler)) {
+ControlEndpoint::ControlEndpoint(Loop& loop, std::string path, kv::Descriptor listener, Handler handler)
+    : loop_(loop), path_(path), listener_(std::move(listener)), handler_(std::move(handler)) {
   listen_watch_ = std::make_unique<Watch>(loop, listener_.get(), [this](int) { accept_all(); });
   listen_watch_->start(kReadable);
 }

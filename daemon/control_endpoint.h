@@ -12,7 +12,6 @@
 #include <memory>
 #include <string>
 
-#include "daemon/event_log.h"
 #include "daemon/loop.h"
 #include "daemon/socket_path.h"
 #include "kv/shared_memory.h"
@@ -32,14 +31,13 @@ class ControlEndpoint {
   using Handler = std::function<void(const wire::ControlRequest& request, Reply reply)>;
 
   // kFailedPrecondition: somebody listens there.
-  static Result<std::unique_ptr<ControlEndpoint>> listen(Loop& loop, const EventLog& log,
-                                                         const std::string& path, Handler handler);
+  static Result<std::unique_ptr<ControlEndpoint>> listen(Loop& loop, const std::string& path,
+                                                         Handler handler);
   ~ControlEndpoint();  // removes the socket file
 
  private:
   struct Connection;
-  ControlEndpoint(Loop& loop, const EventLog& log, std::string path, kv::Descriptor listener,
-                  Handler handler);
+  ControlEndpoint(Loop& loop, std::string path, kv::Descriptor listener, Handler handler);
   void accept_all();
   void ready(uint64_t id, int events);
   void read_frames(uint64_t id);
@@ -47,7 +45,6 @@ class ControlEndpoint {
   void flush(uint64_t id);
 
   Loop& loop_;
-  const EventLog& log_;
   OwnedPath path_;
   kv::Descriptor listener_;
   Handler handler_;

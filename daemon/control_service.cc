@@ -1,6 +1,7 @@
 #include "daemon/control_service.h"
 
 #include "daemon/explain.h"
+#include "daemon/validate.h"
 #include "proto/version.h"
 #include "proto/vocab/units.h"
 

@@ -12,7 +12,6 @@
 #include "daemon/engine.h"
 #include "daemon/journal.h"
 #include "daemon/options.h"
-#include "daemon/sizing.h"
 #include "daemon/worker_fleet.h"
 #include "proto/control.pb.h"
 
@@ -23,7 +22,6 @@ struct ControlView {
   const Options* options = nullptr;
   const WorkerFleet* fleet = nullptr;
   Engine* engine = nullptr;
-  const Sizing* sizing = nullptr;
   Journal* journal = nullptr;
   controlplane::GroupingWish* defaults = nullptr;
   std::string client_address;

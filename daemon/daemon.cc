@@ -38,7 +38,7 @@ Result<void> Daemon::open() {
     return tokenizer.error();
   }
   TRY(control_endpoint_,
-      ControlEndpoint::listen(loop_, log_, options_.control_socket,
+      ControlEndpoint::listen(loop_, options_.control_socket,
                               [this](const wire::ControlRequest& request, ControlEndpoint::Reply reply) {
                                 control_.handle(request, std::move(reply));
                               }));
@@ -147,7 +147,6 @@ void Daemon::epoch_began(Epoch epoch) {
   engine_->epoch_began(epoch);
   if (std::exchange(ready_, true)) return;
   control_.view.engine = engine_.get();
-  control_.view.sizing = &*sizing_;
   clients_.serve(*engine_, sizing_->model, sizing_->cache_format, tokenizer_, no_tokenizer_);
   print_ready();
 }

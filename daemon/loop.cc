@@ -9,10 +9,11 @@
 namespace weft::daemon {
 namespace {
 
+// State of a handle that is its member `handle`; freed when libuv lets go of it.
 template <typename State>
-void close_and_free(State* state, uv_handle_t* handle) {
-  uv_close(handle, [](uv_handle_t* closed) { delete static_cast<State*>(closed->data); });
-  (void)state;
+void close_and_free(State* state) {
+  uv_close(reinterpret_cast<uv_handle_t*>(&state->handle),
+           [](uv_handle_t* closed) { delete static_cast<State*>(closed->data); });
 }
 
 uint64_t milliseconds_up(Duration duration) {
@@ -69,7 +70,7 @@ Timer::Timer(Loop& loop, std::function<void()> expired) : state_(new State{{}, s
   state_->handle.data = state_;
 }
 
-Timer::~Timer() { close_and_free(state_, reinterpret_cast<uv_handle_t*>(&state_->handle)); }
+Timer::~Timer() { close_and_free(state_); }
 
 void Timer::start(Duration delay, Duration repeat) {
   uv_update_time(state_->handle.loop);
@@ -92,7 +93,7 @@ Watch::Watch(Loop& loop, int fd, std::function<void(int)> ready) : state_(new St
 
 Watch::~Watch() {
   stop();
-  close_and_free(state_, reinterpret_cast<uv_handle_t*>(&state_->handle));
+  close_and_free(state_);
 }
 
 void Watch::start(int events) {
@@ -117,7 +118,7 @@ SignalWatch::SignalWatch(Loop& loop, int signal, std::function<void()> raised)
       &state_->handle, [](uv_signal_t* handle, int) { static_cast<State*>(handle->data)->raised(); }, signal);
 }
 
-SignalWatch::~SignalWatch() { close_and_free(state_, reinterpret_cast<uv_handle_t*>(&state_->handle)); }
+SignalWatch::~SignalWatch() { close_and_free(state_); }
 
 struct TurnHook::State {
   uv_prepare_t prepare;

@@ -31,7 +31,7 @@ class Loop {
   // Until stop(). May be called again.
   void run();
   void stop();
-  // The time of this turn of the loop, on the monotonic clock.
+  // On the monotonic clock.
   Time now() const;
   // Runs `task` on this thread, soon, outside of the present callback.
   void defer(std::function<void()> task);

@@ -107,7 +107,7 @@ class ControlTest : public EndpointTest {
  protected:
   ControlTest() {
     auto endpoint = ControlEndpoint::listen(
-        loop_, log_, path_, [this](const wire::ControlRequest& request, ControlEndpoint::Reply reply) {
+        loop_, path_, [this](const wire::ControlRequest& request, ControlEndpoint::Reply reply) {
           if (request.explain().request() >= 100) {
             held_.push_back(std::move(reply));
             return;
@@ -216,7 +216,7 @@ TEST_F(ControlTest, TooManyConnectionsAreRefused) {
 TEST_F(ControlTest, ASuccessorsFilesAreLeftAlone) {
   std::filesystem::remove_all(folder_);  // under a running daemon
   auto successor =
-      ControlEndpoint::listen(loop_, log_, path_, [](const wire::ControlRequest&, ControlEndpoint::Reply) {});
+      ControlEndpoint::listen(loop_, path_, [](const wire::ControlRequest&, ControlEndpoint::Reply) {});
   ASSERT_TRUE(successor.has_value()) << successor.error().text();
   endpoint_.reset();
   EXPECT_TRUE(ControlClient(path_).connected());
@@ -224,8 +224,7 @@ TEST_F(ControlTest, ASuccessorsFilesAreLeftAlone) {
 
 TEST_F(ControlTest, APathInUseIsRefusedAndADeadOneTaken) {
   const auto listen = [&](const std::string& path) {
-    return ControlEndpoint::listen(loop_, log_, path,
-                                   [](const wire::ControlRequest&, ControlEndpoint::Reply) {});
+    return ControlEndpoint::listen(loop_, path, [](const wire::ControlRequest&, ControlEndpoint::Reply) {});
   };
   auto second = listen(path_);
   ASSERT_FALSE(second.has_value());
