@@ -114,8 +114,8 @@ void Engine::plan_ahead() {
     for (const controlplane::TableWrite& write : plan->table_writes) apply(write);
     plan->table_writes.clear();
     InFlight flight;
-    flight.bytes = plan_bytes(*plan);
     flight.allowance = step_allowance(*plan, hang_deadline_);
+    flight.bytes = plan_bytes(*plan, longest_wait(flight.allowance));
     flight.plan = std::move(*plan);
     book_.planned(flight.plan, loop_.now());
     if (auto written = recorder_.write(flight.bytes); !written) {

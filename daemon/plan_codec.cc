@@ -111,9 +111,11 @@ Result<controlplane::Plan> decode_plan(const wire::StepPlan& message) {
   return plan;
 }
 
-std::string plan_bytes(const controlplane::Plan& plan) {
+std::string plan_bytes(const controlplane::Plan& plan, Duration longest_wait) {
+  wire::StepPlan message = encode_plan(plan);
+  message.set_wait_ms(static_cast<uint64_t>(longest_wait / std::chrono::milliseconds(1)));
   // Without map fields a message serialises the same way every time; and it is serialised once, then kept.
-  return encode_plan(plan).SerializeAsString();
+  return message.SerializeAsString();
 }
 
 }  // namespace weft::daemon

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "controlplane/plan.h"
+#include "proto/vocab/clock.h"
 #include "proto/worker.pb.h"
 
 namespace weft::daemon {
@@ -14,7 +15,7 @@ namespace weft::daemon {
 wire::StepPlan encode_plan(const controlplane::Plan& plan);
 // For tests and replay: everything but the table writes. kBadMessage names the field that is out of range.
 Result<controlplane::Plan> decode_plan(const wire::StepPlan& message);
-// Serialised deterministically.
-std::string plan_bytes(const controlplane::Plan& plan);
+// Serialised deterministically. `longest_wait`: of one rank for another.
+std::string plan_bytes(const controlplane::Plan& plan, Duration longest_wait);
 
 }  // namespace weft::daemon

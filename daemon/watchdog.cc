@@ -35,6 +35,10 @@ Duration step_allowance(const controlplane::Plan& plan, Duration base) {
   return base + std::chrono::milliseconds(5) * rows + std::chrono::microseconds(1) * pairs;
 }
 
+Duration longest_wait(Duration allowance) {
+  return std::max(2 * allowance, Duration(std::chrono::minutes(1)));
+}
+
 Watchdog::Watchdog(int rank_count, Duration heartbeat_deadline)
     : rank_count_(rank_count), heartbeat_deadline_(heartbeat_deadline) {}
 

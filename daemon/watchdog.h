@@ -33,6 +33,8 @@ struct RankProgress {
 // work between two exchange points bounds a stand-still; 1 µs per (row, key) pair and 5 ms per row is far
 // more than any build needs for that.
 Duration step_allowance(const controlplane::Plan& plan, Duration base);
+// After how long a worker may itself give up on another one: late enough that the watchdog judges first.
+Duration longest_wait(Duration allowance);
 
 class Watchdog {
  public:

@@ -85,7 +85,7 @@ Result<void> StepRunner::State::take_tokens(const wire::StepPlan& plan) {
       token = span.tokens(static_cast<int>(row.row));
     } else {
       const auto sampled = step.setup.control->wait_token(
-          StepId{span.input().step()}, span.input().sample_index(), step.epoch, std::chrono::seconds(60));
+          StepId{span.input().step()}, span.input().sample_index(), step.epoch, step.exchange.deadline());
       if (!sampled) {
         if (step.setup.control->aborted(step.epoch))
           return error(ErrorCode::kCancelled, "the epoch was aborted");
@@ -147,6 +147,8 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
                  "plan");
   }
   step.epoch = epoch;
+  step.exchange.set_deadline(plan.wait_ms() == 0 ? Exchange::kDefaultDeadline
+                                                 : std::chrono::milliseconds(plan.wait_ms()));
   step.crossed.assign(step.layout.spans().size(), {});
 
   wire::StepResult result;

@@ -88,10 +88,11 @@ TEST(PlanCodec, RoundTripOfRandomPlans) {
   SplitMix64 random(seed);
   for (int i = 0; i < 300; ++i) {
     const Plan plan = random_plan(random);
-    const std::string bytes = plan_bytes(plan);
-    EXPECT_EQ(bytes, plan_bytes(plan));
+    const std::string bytes = plan_bytes(plan, std::chrono::seconds(7));
+    EXPECT_EQ(bytes, plan_bytes(plan, std::chrono::seconds(7)));
     wire::StepPlan message;
     ASSERT_TRUE(message.ParseFromString(bytes));
+    EXPECT_EQ(message.wait_ms(), 7000u);
     auto back = decode_plan(message);
     ASSERT_TRUE(back.has_value()) << back.error().text();
     expect_equal(plan, *back);

@@ -89,6 +89,9 @@ TEST(StepAllowance, GrowsWithTheWork) {
   const Duration expected =
       30 * kSecond + std::chrono::milliseconds(5 * 24) + std::chrono::microseconds(24 * 1024);
   EXPECT_EQ(step_allowance(plan, 30 * kSecond), expected);
+  // A worker does not give up on another before the watchdog does.
+  EXPECT_GT(longest_wait(expected), expected);
+  EXPECT_GE(longest_wait(kSecond / 10), 30 * kSecond);
 }
 
 }  // namespace

@@ -179,6 +179,25 @@ TEST(WorkerProcess, EndsWithItsDaemon) {
   }
 }
 
+// The plan says how long a rank waits for another; the one that is missing is named.
+TEST(WorkerProcess, NamesARankThatDoesNotArrive) {
+  ScriptedDaemon daemon(kModel, 2);
+  daemon.start_worker(0);
+  daemon.start_worker(1);
+  daemon.begin(1);
+  ASSERT_EQ(::kill(daemon.worker(1).pid, SIGSTOP), 0);
+  wire::StepPlan plan = daemon.plan(1, 0, 20);
+  plan.set_wait_ms(100);
+  daemon.publish(1, plan);
+  const wire::FromWorker answer = daemon.worker(0).receive();
+  EXPECT_EQ(answer.failure().code(), static_cast<uint32_t>(ErrorCode::kDeadlineExceeded));
+  EXPECT_NE(answer.failure().message().find("rank 1 did not arrive"), std::string::npos)
+      << answer.ShortDebugString();
+  EXPECT_NE(answer.failure().message().find("within 0.1 s"), std::string::npos) << answer.ShortDebugString();
+  ASSERT_EQ(::kill(daemon.worker(1).pid, SIGKILL), 0);
+  for (int rank = 0; rank < 2; ++rank) (void)daemon.worker(rank).wait_exit();
+}
+
 TEST(WorkerProcess, StopsWithStatusZero) {
   ScriptedDaemon daemon(kModel, 1);
   daemon.start_worker(0);

@@ -46,6 +46,8 @@ size_t mailbox_bytes(size_t outbox_bytes);
 
 class Exchange {
  public:
+  static constexpr Duration kDefaultDeadline = std::chrono::seconds(60);
+
   // mailboxes[r] is rank r's mailbox, mapped here, `mailbox_bytes` each; what they hold does not matter. The
   // arena outlives this. begin_epoch() comes before the first pass().
   Exchange(kv::ControlArena& control, std::vector<std::byte*> mailboxes, size_t mailbox_bytes, int rank);
@@ -53,8 +55,9 @@ class Exchange {
   // Restarts at exchange 0. The daemon begins an epoch only when every rank has left the one before or is
   // reaped: nobody still reads an outbox.
   void begin_epoch(Epoch epoch);
-  void set_deadline(Duration deadline) { deadline_ = deadline; }  // of one pass(); default 60 s
-  void set_spin(Duration spin) { spinner_ = Spinner(spin); }      // default: spin_time(rank count)
+  void set_deadline(Duration deadline) { deadline_ = deadline; }  // of one pass(); default kDefaultDeadline
+  Duration deadline() const { return deadline_; }
+  void set_spin(Duration spin) { spinner_ = Spinner(spin); }  // default: spin_time(rank count)
 
   // Where to write for the next point. 64-byte aligned.
   std::span<std::byte> outbox();
@@ -82,7 +85,7 @@ class Exchange {
   int rank_ = 0;
   Epoch epoch_{};
   uint32_t passed_ = 0;
-  Duration deadline_ = std::chrono::seconds(60);
+  Duration deadline_ = kDefaultDeadline;
   Spinner spinner_;
   Duration waited_{0};
 };
