@@ -45,8 +45,9 @@ Result<void> WorkerProcess::describe(const wire::Describe& request) {
   TRY(settings_, read_settings(request));
   set_log_rank(settings_->rank);
   ::prctl(PR_SET_NAME, ("weft-worker-" + std::to_string(settings_->rank)).c_str());
-  const int busy_threads = settings_->rank_count * settings_->threads;
-  threads_ = std::make_unique<ThreadPool>(settings_->threads, spin_time(busy_threads));
+  // Before pinning: afterwards this process sees its own cores only, and all ranks' threads would seem too many.
+  spin_ = spin_time(settings_->rank_count * settings_->threads);
+  threads_ = std::make_unique<ThreadPool>(settings_->threads, spin_);
   TRY_VOID(threads_->pin(settings_->cores));
   kernels::set_flush_to_zero();
   wire::FromWorker answer;
@@ -106,7 +107,7 @@ Result<void> WorkerProcess::prepare() {
                              static_cast<int64_t>(arenas_->weights.bytes())));
   exchange_ = std::make_unique<Exchange>(arenas_->control, arenas_->mailbox_bases(),
                                          arenas_->mailboxes[0].bytes(), settings.rank);
-  exchange_->set_spin(spin_time(settings.rank_count * settings.threads));
+  exchange_->set_spin(spin_);
   RunnerSetup setup;
   setup.config = &settings.config;
   setup.weights = &weights_;

@@ -42,6 +42,7 @@ class WorkerProcess {
   std::optional<WorkerSettings> settings_;
   std::unique_ptr<Arenas> arenas_;
   bool loaded_ = false;
+  Duration spin_{0};  // of this worker's waits, decided before its threads are pinned
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<Exchange> exchange_;
   ModelWeights weights_;
