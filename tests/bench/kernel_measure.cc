@@ -8,7 +8,7 @@
 #include "kernels/mla_attention.h"
 #include "proto/vocab/random.h"
 #include "tests/bench/ceilings.h"
-#include "tests/support/thread_parallel.h"
+#include "worker/thread_pool.h"
 
 namespace weft::bench {
 namespace {
@@ -68,7 +68,7 @@ KernelTime measure_indexer(const IndexShape& shape, DType dtype, int threads, do
                                .top_k = shape.top_k,
                                .out = out.data(),
                                .out_count = counts.data()};
-  test::ThreadParallel parallel(threads);
+  worker::ThreadPool parallel(threads);
   const double best = best_seconds(
       seconds, [&] { kernels::index_select(p, parallel); }, threads);
   char what[96];
@@ -95,7 +95,7 @@ KernelTime measure_attention(const AttentionShape& shape, DType dtype, int threa
   }
   const int64_t partial = shape.heads * kernels::partial_words(shape.latent);
   std::vector<float> partials(static_cast<size_t>(kRows * partial));
-  test::ThreadParallel parallel(threads);
+  worker::ThreadPool parallel(threads);
   const auto attend = [&] {
     parallel.run(kRows, [&](int64_t row, int) {
       kernels::mla_attend({.dtype = dtype,
