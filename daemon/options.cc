@@ -3,7 +3,6 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <bit>
 #include <charconv>
@@ -12,6 +11,7 @@
 #include <set>
 #include <thread>
 
+#include "proto/command_line.h"
 #include "proto/endpoints.h"
 #include "proto/utf8.h"
 #include "proto/version.h"
@@ -35,99 +35,128 @@ struct RawOptions {
 
 void declare(CLI::App& app, Options& options, RawOptions& raw) {
   app.set_version_flag("--version", std::string("weftd ") + kVersion);
-  const auto at_least = [](int64_t low) { return CLI::Range(low, std::numeric_limits<int64_t>::max()); };
+  using command_line::at_least, command_line::between, command_line::one_of;
 
   app.add_option("--model", options.model_folder,
-                 "Folder of the checkpoint (config.json, safetensors, tokenizer.json). Required, but for "
-                 "--list-devices");
-  app.add_option("--name", options.model_name, "What clients call the model (default: the folder's name)");
-  app.add_option("--workers", options.workers, "Worker processes, one per rank")
-      ->check(CLI::Range(1, kMaxRanks))
+                 "folder of the checkpoint (config.json, safetensors, tokenizer.json). Required, but for "
+                 "--list-devices")
+      ->type_name("FOLDER");
+  app.add_option("--name", options.model_name, "what clients call the model (default: the folder's name)")
+      ->type_name("NAME");
+  app.add_option("--workers", options.workers, "worker processes, one per rank")
+      ->type_name("N")
+      ->check(between(int64_t{1}, int64_t{kMaxRanks}))
       ->capture_default_str();
   app.add_option("--devices", raw.devices,
-                 "One device per worker, as cpu or cpu:CORES, comma separated: cpu:0,cpu:1-3. "
-                 "Default: all workers share the CPU, unpinned");
-  auto* list = app.add_flag("--list-devices", raw.list_devices, "Print the devices of this machine and end");
-  app.add_option("-o,--output", raw.output, "How --list-devices prints: table or json")
-      ->check(CLI::IsMember({"table", "json"}))
+                 "one device per worker, as cpu or cpu:CORES, comma separated: cpu:0,cpu:1-3. "
+                 "Default: all workers share the CPU, unpinned")
+      ->type_name("LIST");
+  auto* list = app.add_flag("--list-devices", raw.list_devices, "print the devices of this machine and end");
+  app.add_option("-o,--output", raw.output, "how --list-devices prints")
+      ->type_name("FORM")
+      ->check(one_of({"table", "json"}))
       ->needs(list)
       ->capture_default_str();
   app.add_option("--threads-per-worker", raw.threads,
-                 "Compute threads (default: cores / workers, at least 1)")
-      ->check(CLI::Range(1, 1024));
+                 "compute threads (default: cores / workers, at least 1)")
+      ->type_name("N")
+      ->check(between(int64_t{1}, int64_t{1024}));
 
   const char* memory = "Memory";
-  app.add_option("--block-tokens", options.block_tokens, "Tokens per cache block: a power of two, 8 to 256")
+  app.add_option("--block-tokens", options.block_tokens, "tokens per cache block: a power of two, 8 to 256")
+      ->type_name("N")
       ->capture_default_str()
       ->group(memory);
   auto* tokens =
-      app.add_option("--pool-tokens", options.pool_tokens, "Tokens that each rank's page pool holds")
+      app.add_option("--pool-tokens", options.pool_tokens, "tokens that each rank's page pool holds")
+          ->type_name("N")
           ->check(at_least(1))
           ->group(memory);
   app.add_option("--pool-bytes", options.pool_bytes,
-                 "Bytes of each rank's page pool, as 512MiB (default: 128MiB)")
-      ->transform(CLI::AsSizeValue(false))
+                 "bytes of each rank's page pool, as 512MiB (default: 128MiB)")
+      ->type_name("SIZE")
+      ->transform(command_line::byte_size())
       ->excludes(tokens)
       ->group(memory);
   app.add_option("--max-context", options.max_context,
-                 "Longest prompt plus answer (default: the model's own)")
+                 "longest prompt plus answer (default: the model's own)")
+      ->type_name("N")
       ->check(at_least(1))
       ->group(memory);
   app.add_option("--weight-dtype", raw.weight_dtype, "stored, f32 or bf16")
+      ->type_name("TYPE")
       ->capture_default_str()
       ->group(memory);
-  app.add_option("--cache-dtype", raw.cache_dtype, "f32 or bf16")->capture_default_str()->group(memory);
+  app.add_option("--cache-dtype", raw.cache_dtype, "f32 or bf16")
+      ->type_name("TYPE")
+      ->capture_default_str()
+      ->group(memory);
 
   const char* scheduling = "Scheduling";
   app.add_option("--prefill", raw.prefill,
-                 "How prompts are split: zigzag, interleave or none (default: zigzag)")
+                 "how prompts are split: zigzag, interleave or none (default: zigzag)")
+      ->type_name("SPLIT")
       ->group(scheduling);
-  app.add_option("--decode", raw.decode, "How answers are decoded: tp, dcp(C) or dp (default: tp)")
+  app.add_option("--decode", raw.decode, "how answers are decoded: tp, dcp(C) or dp (default: tp)")
+      ->type_name("GROUPING")
       ->group(scheduling);
-  app.add_option("--index", raw.index, "How index keys are placed: copied or split (default: copied)")
+  app.add_option("--index", raw.index, "how index keys are placed: copied or split (default: copied)")
+      ->type_name("MODE")
       ->group(scheduling);
-  app.add_option("--max-step-rows", options.max_step_rows, "Rows of one step: the prefill chunk budget")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16))
+  app.add_option("--max-step-rows", options.max_step_rows, "rows of one step: the prefill chunk budget")
+      ->type_name("N")
+      ->check(between(int64_t{1}, int64_t{1} << 16))
       ->capture_default_str()
       ->group(scheduling);
-  app.add_option("--max-running", options.max_running, "Requests that run at once")
-      ->check(CLI::Range(int64_t{1}, int64_t{4096}))
+  app.add_option("--max-running", options.max_running, "requests that run at once")
+      ->type_name("N")
+      ->check(between(int64_t{1}, int64_t{4096}))
       ->capture_default_str()
       ->group(scheduling);
-  app.add_option("--max-waiting", options.max_waiting, "Requests that wait; more are refused")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+  app.add_option("--max-waiting", options.max_waiting, "requests that wait; more are refused")
+      ->type_name("N")
+      ->check(between(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str()
       ->group(scheduling);
 
   const char* places = "Places";
-  app.add_option("--state-dir", options.state_folder, "Journal and recordings; with it, the sockets too")
+  app.add_option("--state-dir", options.state_folder, "journal and recordings; with it, the sockets too")
+      ->type_name("FOLDER")
       ->group(places);
   app.add_option("--client-endpoint", options.client_endpoint,
                  "ipc://PATH or tcp://127.0.0.1:PORT (loopback only)")
+      ->type_name("ENDPOINT")
       ->group(places);
-  app.add_option("--control-socket", options.control_socket, "Unix socket of weftctl")->group(places);
+  app.add_option("--control-socket", options.control_socket, "Unix socket of weftctl")
+      ->type_name("PATH")
+      ->group(places);
   app.add_option("--worker-binary", options.worker_binary, "weft-worker (default: beside this program)")
+      ->type_name("PATH")
       ->group(places);
 
   const char* watching = "Watching";
   app.add_option("--hang-deadline", raw.hang_seconds,
-                 "Seconds without progress of any worker before a step counts as hung; heavy steps get more")
-      ->check(CLI::Range(0.1, 86400.0))
+                 "seconds without progress of any worker before a step counts as hung; heavy steps get more")
+      ->type_name("SECONDS")
+      ->check(between(0.1, 86400.0))
       ->capture_default_str()
       ->group(watching);
   app.add_option("--heartbeat-deadline", raw.heartbeat_seconds,
-                 "Seconds a worker's heartbeat may stand still")
-      ->check(CLI::Range(0.5, 86400.0))
+                 "seconds a worker's heartbeat may stand still")
+      ->type_name("SECONDS")
+      ->check(between(0.5, 86400.0))
       ->capture_default_str()
       ->group(watching);
-  app.add_option("--stall-limit", raw.stall_seconds, "Seconds a client may leave its stream unread")
-      ->check(CLI::Range(0.05, 86400.0))
+  app.add_option("--stall-limit", raw.stall_seconds, "seconds a client may leave its stream unread")
+      ->type_name("SECONDS")
+      ->check(between(0.05, 86400.0))
       ->capture_default_str()
       ->group(watching);
   app.add_option("--log-level", raw.log_level, "debug, info, warning or error")
+      ->type_name("LEVEL")
       ->capture_default_str()
       ->group(watching);
-  app.add_flag("--record", options.record, "Write every plan to a file in the state folder")->group(watching);
+  app.add_flag("--record", options.record, "write every plan to a file in the state folder")->group(watching);
 }
 
 Result<uint32_t> parse_core(const std::string& text) {
@@ -323,19 +352,14 @@ Result<std::vector<Device>> parse_devices(const std::string& text) {
 Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments) {
   Options options;
   RawOptions raw;
-  CLI::App app(
-      "weftd serves one model on one node: it spawns the workers, schedules requests and keeps the cache.\n",
-      "weftd");
+  CLI::App app("Serves one model on one node: spawns the workers, schedules requests and keeps the cache.",
+               "weftd");
   declare(app, options, raw);
-  try {
-    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
-    app.parse(reversed);
-  } catch (const CLI::CallForHelp&) {
-    return ParsedOptions{std::nullopt, app.help(), {}};
-  } catch (const CLI::CallForVersion&) {
+  TRY(const command_line::Asked asked, command_line::parse_words(app, arguments));
+  if (asked == command_line::Asked::kHelp)
+    return ParsedOptions{std::nullopt, command_line::help_text(app), {}};
+  if (asked == command_line::Asked::kVersion) {
     return ParsedOptions{std::nullopt, std::string("weftd ") + kVersion + "\n", {}};
-  } catch (const CLI::ParseError& failure) {
-    return error(ErrorCode::kInvalidArgument, failure.what());
   }
   if (raw.list_devices) {
     TRY_VOID(check_worker_binary(options));

@@ -1,8 +1,8 @@
 // weft-bench: what this machine can do, and how close Weft comes to it, in one run. docs/benchmarks.md says
 // what each line means. Exit codes: 0 measured; 1 a part could not be run; 2 a bad command line.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "proto/command_line.h"
 #include "proto/vocab/units.h"
 #include "tests/bench/ceilings.h"
 #include "tests/bench/exchange_measure.h"
@@ -145,36 +145,44 @@ int run(const Settings& settings, const CorePair& cores, const std::string& fold
   return 0;
 }
 
-// CLI11's exceptions end here: an exit code, or nothing if the run may begin.
+// An exit code, or nothing if the run may begin.
 std::optional<int> parse(int argc, char** argv, Settings& settings) {
+  using command_line::between;
   CLI::App app(
-      "Measures this machine's ceilings, then Weft beside them: collectives, kernels, and real daemons that\n"
+      "Measures this machine's ceilings, then Weft beside them: collectives, kernels, and real daemons that "
       "prefill and decode with pinned workers. One line per figure. Needs an idle machine and some minutes.",
       "weft-bench");
-  app.add_flag("--quick", settings.quick, "Tiny sizes and 2 rounds: shows that it works, measures nothing");
-  auto* rounds = app.add_option("--rounds", settings.rounds, "Rounds over all configurations")
-                     ->check(CLI::Range(1, 1000))
+  app.add_flag("--quick", settings.quick, "tiny sizes and 2 rounds: shows that it works, measures nothing");
+  auto* rounds = app.add_option("--rounds", settings.rounds, "rounds over all configurations")
+                     ->type_name("N")
+                     ->check(between(int64_t{1}, int64_t{1000}))
                      ->capture_default_str();
-  auto* prompt = app.add_option("--prompt", settings.prompt, "Tokens of a prefill request")
-                     ->check(CLI::Range(int64_t{64}, int64_t{1} << 19))
+  auto* prompt = app.add_option("--prompt", settings.prompt, "tokens of a prefill request")
+                     ->type_name("N")
+                     ->check(between(int64_t{64}, int64_t{1} << 19))
                      ->capture_default_str();
-  auto* contexts = app.add_option("--contexts", settings.contexts, "Tokens before decoding, comma separated")
+  auto* contexts = app.add_option("--contexts", settings.contexts, "tokens before decoding, comma separated")
+                       ->type_name("LIST")
                        ->delimiter(',')
-                       ->check(CLI::Range(int64_t{64}, int64_t{1} << 19))
+                       ->check(between(int64_t{64}, int64_t{1} << 19))
                        ->capture_default_str();
-  auto* decode = app.add_option("--decode-tokens", settings.decode_tokens, "Tokens of a decode request")
-                     ->check(CLI::Range(int64_t{2}, int64_t{1} << 16))
+  auto* decode = app.add_option("--decode-tokens", settings.decode_tokens, "tokens of a decode request")
+                     ->type_name("N")
+                     ->check(between(int64_t{2}, int64_t{1} << 16))
                      ->capture_default_str();
-  app.add_option("--first-core", settings.first_core, "Pin to this core and the next (default: chosen)")
-      ->check(CLI::Range(0, 4095));
-  app.add_option("--only", settings.sections, "Of collectives, kernels, prefill, decode; ceilings always run")
+  app.add_option("--first-core", settings.first_core, "pin to this core and the next (default: chosen)")
+      ->type_name("CORE")
+      ->check(between(int64_t{0}, int64_t{4095}));
+  app.add_option("--only", settings.sections, "parts to measure, comma separated; ceilings always run")
+      ->type_name("LIST")
       ->delimiter(',')
-      ->check(CLI::IsMember({"collectives", "kernels", "prefill", "decode"}));
-  app.add_option("--json", settings.json, "Write all figures to this file, too");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& problem) {
-    return app.exit(problem) == 0 ? 0 : 2;
+      ->check(command_line::one_of({"collectives", "kernels", "prefill", "decode"}));
+  app.add_option("--json", settings.json, "write all figures to this file, too")->type_name("FILE");
+  const auto asked = command_line::parse_words(app, {argv + 1, argv + argc});
+  if (!asked) return fail(asked.error(), 2);
+  if (*asked == command_line::Asked::kHelp) {
+    std::fputs(command_line::help_text(app).c_str(), stdout);
+    return 0;
   }
   if (settings.quick) {
     if (rounds->count() == 0) settings.rounds = 2;

@@ -4,11 +4,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
-#include "proto/endpoints.h"
 #include "tests/tools/fake_daemon.h"
 #include "tools/client/client.h"
 #include "tools/ctl/command.h"
@@ -82,8 +82,7 @@ TEST(Parse, GroupingsAreNormal) {
 }
 
 TEST(Parse, FaultsAreUsageErrorsThatPointToHelp) {
-  const Words faults[] = {{},
-                          {"no-such-command"},
+  const Words faults[] = {{"no-such-command"},
                           {"status", "--no-such-option"},
                           {"status", "surplus"},
                           {"explain"},
@@ -109,8 +108,37 @@ TEST(Parse, FaultsAreUsageErrorsThatPointToHelp) {
     for (const auto& word : words) line += word + " ";
     EXPECT_EQ(outcome.code, kExitUsage) << line;
     EXPECT_THAT(outcome.err, HasSubstr("error: invalid_argument: ")) << line;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << line;
     EXPECT_EQ(outcome.out, "") << line;
   }
+}
+
+TEST(Parse, MisspeltWordsGetAHint) {
+  const std::pair<Words, const char*> cases[] = {
+      {{"statsu"}, "unknown command \"statsu\"; did you mean status? (see weftctl --help)"},
+      {{"status", "--wathc"}, "unknown option --wathc; did you mean --watch? (see weftctl status --help)"},
+      {{"status", "--tmeout=3"},
+       "unknown option --tmeout; did you mean --timeout? (see weftctl status --help)"},
+      {{"help", "regruop"}, "no command \"regruop\"; did you mean regroup?"},
+      {{"kill"}, "unknown command \"kill\" (see weftctl --help)"},
+      {{"status", "--timeout"}, "--timeout needs a value (see weftctl status --help)"},
+      {{"status", "more"}, "\"more\" is one word too many (see weftctl status --help)"}};
+  for (const auto& [words, text] : cases) {
+    const Outcome outcome = run(words);
+    EXPECT_EQ(outcome.code, kExitUsage);
+    EXPECT_EQ(outcome.err, "error: invalid_argument: " + std::string(text) + "\n");
+  }
+}
+
+TEST(Parse, NoCommandShowsTheCommands) {
+  const Outcome outcome = run({});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(outcome.err, short_help());
+  for (const Command& command : commands()) EXPECT_THAT(outcome.err, HasSubstr("\n  " + command.name + " "));
+  const Json document = Json::parse(run({"-o", "json"}).err, nullptr, false);
+  ASSERT_TRUE(document.is_object());
+  EXPECT_EQ(document["error"]["exit"], 2);
 }
 
 // ---- help
@@ -586,18 +614,6 @@ TEST(Text, TimesAndRates) {
   EXPECT_EQ(human_rate(5, 0), "-");
   EXPECT_EQ(human_rate(5, 1'000'000'000), "5.0");
   EXPECT_EQ(human_rate(2612, 1'000'000'000), "2,612");
-}
-
-TEST(Endpoints, FollowTheEnvironment) {
-  EXPECT_EQ(run_folder({"/run/user/7", nullptr, nullptr, 7}), "/run/user/7/weft");
-  EXPECT_EQ(run_folder({"", nullptr, nullptr, 7}), "/tmp/weft-7");
-  EXPECT_EQ(state_folder({nullptr, "/s", "/h", 7}), "/s/weft");
-  EXPECT_EQ(state_folder({nullptr, "", "/h", 7}), "/h/.local/state/weft");
-  EXPECT_EQ(state_folder({nullptr, nullptr, nullptr, 7}), "/tmp/weft-7");
-  EXPECT_EQ(client_endpoint_in("/s"), "ipc:///s/client.sock");
-  EXPECT_EQ(control_socket_in("/s"), "/s/control.sock");
-  EXPECT_TRUE(check_socket_path(std::string(107, 'x')));
-  EXPECT_FALSE(check_socket_path(std::string(108, 'x')));
 }
 
 }  // namespace

@@ -1,15 +1,13 @@
 #include "tools/ctl/help.h"
 
-#include <algorithm>
-#include <sstream>
-
+#include "proto/command_line.h"
 #include "tools/ctl/exit_code.h"
-#include "tools/ctl/table.h"
 
 namespace weft::ctl {
 namespace {
 
-constexpr size_t kWidth = 100;
+using command_line::two_columns;
+using command_line::wrapped;
 
 // "--file PATH", "-w, --watch", "ID"
 std::string spelling(const Option& option) {
@@ -39,37 +37,6 @@ std::string usage(const Command& command) {
   return has_options ? out + " [options]" : out;
 }
 
-// Words wrapped at kWidth, the first line after `indent` columns that are already written.
-std::string wrapped(const std::string& text, size_t indent) {
-  std::istringstream words(text);
-  std::string out, word;
-  size_t column = indent;
-  while (words >> word) {
-    const size_t length = character_count(word);
-    if (column > indent && column + 1 + length > kWidth) {
-      out += "\n" + std::string(indent, ' ');
-      column = indent;
-    }
-    if (column > indent) {
-      out += ' ';
-      ++column;
-    }
-    out += word;
-    column += length;
-  }
-  return out + "\n";
-}
-
-std::string list(const std::vector<std::pair<std::string, std::string>>& rows) {
-  size_t width = 0;
-  for (const auto& row : rows) width = std::max(width, character_count(row.first));
-  std::string out;
-  for (const auto& [left, right] : rows) {
-    out += "  " + left + std::string(width - character_count(left) + 2, ' ') + wrapped(right, width + 4);
-  }
-  return out;
-}
-
 std::string options_text(const std::vector<Option>& options, bool of_program = false) {
   std::vector<std::pair<std::string, std::string>> rows;
   for (const Option& option : options) rows.emplace_back(spelling(option), option.help);
@@ -77,7 +44,7 @@ std::string options_text(const std::vector<Option>& options, bool of_program = f
     rows.emplace_back("-h, --help", "help on weftctl or on a command");
     rows.emplace_back("--version", "weftctl's own version");
   }
-  return list(rows);
+  return two_columns(rows);
 }
 
 std::string markdown_options(const std::vector<Option>& options) {
@@ -92,9 +59,16 @@ std::string program_help() {
   std::vector<std::pair<std::string, std::string>> rows, codes;
   for (const Command& command : commands()) rows.emplace_back(command.name, command.summary);
   for (const ExitCodeHelp& row : exit_codes()) codes.emplace_back(std::to_string(row.code), row.meaning);
-  return "weftctl talks to weftd.\n\nUsage: weftctl COMMAND [options]\n\nCommands\n" + list(rows) +
+  return "weftctl talks to weftd.\n\nUsage: weftctl COMMAND [options]\n\nCommands\n" + two_columns(rows) +
          "\nOptions of every command\n" + options_text(global_options(), true) + "\nExit codes\n" +
-         list(codes);
+         two_columns(codes);
+}
+
+std::string short_help() {
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (const Command& command : commands()) rows.emplace_back(command.name, command.summary);
+  return "Usage: weftctl COMMAND [options]\n\n" + two_columns(rows) +
+         "\nSee weftctl --help, or weftctl COMMAND --help.\n";
 }
 
 std::string command_help(const Command& command) {

@@ -8,6 +8,8 @@
 namespace weft::ctl {
 
 std::string program_help();
+// The commands alone: for somebody who typed none.
+std::string short_help();
 std::string command_help(const Command& command);
 // The reference page, docs/weftctl.md.
 std::string markdown_reference();

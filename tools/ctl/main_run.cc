@@ -50,6 +50,13 @@ int run_words(const std::vector<std::string>& words, Context& context) {
                 << std::flush;
     return kExitOk;
   }
+  if (parsed->command == nullptr && !parsed->version) {
+    if (parsed->arguments.json()) {
+      return report_error(error(ErrorCode::kInvalidArgument, "a command is needed"), true, context);
+    }
+    context.err << short_help() << std::flush;
+    return kExitUsage;
+  }
   if (parsed->command == nullptr) {
     context.out << "weftctl " << kVersion << std::endl;
     return kExitOk;

@@ -2,30 +2,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <limits>
 #include <optional>
 #include <type_traits>
 
+#include "proto/command_line.h"
+
 namespace weft::ctl {
 namespace {
-
-// CLI11 reads numbers as strtoull does: "-1" wraps around, "0x10" and " 7" pass. We take decimal digits only.
-template <typename Number>
-std::string decimal_fault(const std::string& text) {
-  Number value{};
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = code == std::errc() && end == text.data() + text.size();
-  if constexpr (std::is_floating_point_v<Number>) {
-    if (whole && std::isfinite(value)) return {};
-    return "\"" + text + "\" is not a number";
-  } else {
-    if (whole) return {};
-    return "\"" + text + "\" is not a whole number from 0 to " +
-           std::to_string(std::numeric_limits<Number>::max());
-  }
-}
 
 template <typename Field>
 struct NumberOf {
@@ -58,12 +41,12 @@ void add_option(CLI::App& app, const Option& option, Arguments& arguments) {
               made->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args(false);
           }
           using Number = typename NumberOf<Field>::Type;
-          if constexpr (std::is_arithmetic_v<Number>) made->check(CLI::Validator(decimal_fault<Number>, ""));
+          if constexpr (std::is_arithmetic_v<Number>) made->check(command_line::decimal<Number>());
           return made;
         }
       },
       option.target);
-  if (option.check == Check::kChoice) added->check(CLI::IsMember(option.choices));
+  if (option.check == Check::kChoice) added->check(command_line::one_of(option.choices));
   if (option.required) added->required();
 }
 
@@ -101,9 +84,9 @@ Result<std::string> normal_grouping(const std::string& text) {
   return "dcp(" + digits + ")";
 }
 
-Result<Parsed> parse(std::vector<std::string> words) {
+Result<Parsed> parse(const std::vector<std::string>& words) {
   Parsed parsed;
-  CLI::App app("weftctl");
+  CLI::App app("", "weftctl");
   app.require_subcommand(0, 1);
   app.set_help_flag("-h,--help");
   app.add_flag("--version", parsed.version);
@@ -114,29 +97,11 @@ Result<Parsed> parse(std::vector<std::string> words) {
     sub->fallthrough();  // the global options may follow the command's name
     for (const Option& option : command.options) add_option(*sub, option, parsed.arguments);
   }
-  const auto take_command = [&] {
-    if (!app.get_subcommands().empty()) parsed.command = find_command(app.get_subcommands()[0]->get_name());
-  };
-  std::reverse(words.begin(), words.end());  // as CLI11 wants them
-  try {
-    app.parse(words);
-  } catch (const CLI::CallForHelp&) {
-    take_command();
-    parsed.help = true;
-    return parsed;
-  } catch (const CLI::Error& failure) {
-    take_command();
-    const std::string hint = parsed.command == nullptr ? "" : " " + parsed.command->name;
-    return error(ErrorCode::kInvalidArgument,
-                 std::string(failure.what()) + " (see weftctl" + hint + " --help)");
-  } catch (const std::exception& failure) {
-    return error(ErrorCode::kInvalidArgument, failure.what());
-  }
-  take_command();
+  TRY(const command_line::Asked asked, command_line::parse_words(app, words));
+  if (!app.get_subcommands().empty()) parsed.command = find_command(app.get_subcommands()[0]->get_name());
+  parsed.help = asked == command_line::Asked::kHelp;
+  if (parsed.help) return parsed;
   TRY_VOID(check(parsed.arguments));
-  if (parsed.command == nullptr && !parsed.version) {
-    return error(ErrorCode::kInvalidArgument, "a command is needed (see weftctl --help)");
-  }
   return parsed;
 }
 

@@ -12,13 +12,13 @@ namespace weft::ctl {
 
 struct Parsed {
   Arguments arguments;
-  const Command* command = nullptr;  // null: help on weftctl itself, or its version
+  const Command* command = nullptr;  // null: help on weftctl itself, its version, or no command was given
   bool help = false;
   bool version = false;
 };
 
 // `words` without the program's name.
-Result<Parsed> parse(std::vector<std::string> words);
+Result<Parsed> parse(const std::vector<std::string>& words);
 // "dcp4", "dcp:4", "dcp(4)" to "dcp(4)"; "tp" and "dp" as they are.
 Result<std::string> normal_grouping(const std::string& text);
 

@@ -7,11 +7,13 @@
 #include <functional>
 #include <iostream>
 
+#include "proto/command_line.h"
 #include "proto/endpoints.h"
 #include "proto/version.h"
 #include "tools/client/client.h"
 #include "tools/client/control.h"
 #include "tools/client/deadline.h"
+#include "tools/ctl/command.h"
 #include "tools/ctl/help.h"
 #include "tools/ctl/json.h"
 #include "tools/ctl/views.h"
@@ -258,7 +260,11 @@ Result<void> run_help(Context& context) {
   }
   const Command* command = topic.empty() ? nullptr : find_command(topic);
   if (!topic.empty() && command == nullptr) {
-    return error(ErrorCode::kInvalidArgument, "no command \"" + topic + "\"", "help");
+    std::vector<std::string> names;
+    for (const Command& each : commands()) names.push_back(each.name);
+    const std::string near = command_line::nearest_word(topic, names);
+    return error(ErrorCode::kInvalidArgument,
+                 "no command \"" + topic + "\"" + (near.empty() ? "" : "; did you mean " + near + "?"));
   }
   put(context, command == nullptr ? program_help() : command_help(*command));
   return {};

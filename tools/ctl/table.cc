@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "proto/utf8.h"
+#include "proto/command_line.h"
 #include "proto/vocab/check.h"
 #include "proto/vocab/units.h"
 
 namespace weft::ctl {
 namespace {
+
+using command_line::character_count;
 
 constexpr size_t kGap = 2;        // blanks between columns
 constexpr size_t kNarrowest = 8;  // a flexible column keeps this much
@@ -53,12 +55,6 @@ std::string printed(const char* format, double value) {
 std::string styled(const std::string& text, Style style, const Terminal& terminal) {
   if (!terminal.colors || style == Style::kPlain || text.empty()) return text;
   return escape_of(style) + text + "\033[0m";
-}
-
-size_t character_count(const std::string& text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char byte) {
-    return (static_cast<unsigned char>(byte) & 0xC0u) != 0x80u;
-  }));
 }
 
 void Table::add(std::vector<Cell> row) {

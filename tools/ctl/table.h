@@ -41,7 +41,6 @@ class Table {
   std::vector<std::vector<Cell>> rows_;
 };
 
-size_t character_count(const std::string& text);
 // "1.25 s", "340 ms", "2 h 05 min": for people.
 std::string human_time(uint64_t ns);
 // "2,612": tokens per second, "-" where no time passed.

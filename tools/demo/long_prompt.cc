@@ -78,8 +78,9 @@ size_t occurrences(const std::string& text, const std::string& needle) {
 }
 
 Result<LongPrompt> build_prompt(const PromptOptions& options) {
-  if (options.tokens < kLeastTokens) {
-    return error(ErrorCode::kInvalidArgument, "must be at least " + std::to_string(kLeastTokens),
+  if (options.tokens < kLeastTokens || options.tokens > kMostTokens) {
+    return error(ErrorCode::kInvalidArgument,
+                 "must be " + std::to_string(kLeastTokens) + " to " + std::to_string(kMostTokens),
                  "--context");
   }
   SplitMix64 random(options.seed);

@@ -16,6 +16,7 @@ namespace weft::demo {
 
 inline constexpr size_t kUniqueSuffix = 16;
 inline constexpr size_t kLeastTokens = 2048;
+inline constexpr size_t kMostTokens = size_t{1} << 20;  // what the recall model looks back over
 
 struct Fact {
   std::string station;  // "Vega-7c41"
@@ -39,7 +40,7 @@ struct PromptOptions {
   std::string source;  // UTF-8
 };
 
-// kInvalidArgument: fewer than kLeastTokens.
+// kInvalidArgument: fewer than kLeastTokens or more than kMostTokens.
 Result<LongPrompt> build_prompt(const PromptOptions& options);
 
 // How often `needle` stands in `text`, overlapping occurrences counted.

@@ -1,11 +1,12 @@
-#include <CLI/CLI.hpp>
 #include <iostream>
 #include <random>
 
+#include "proto/command_line.h"
 #include "tools/ctl/exit_code.h"
 #include "tools/ctl/interrupt.h"
 #include "tools/ctl/main_run.h"
 #include "tools/ctl/parse.h"
+#include "tools/demo/long_prompt.h"
 #include "tools/demo/run.h"
 
 namespace {
@@ -14,20 +15,36 @@ using weft::ctl::Context;
 using weft::demo::DemoOptions;
 
 void add_options(CLI::App& app, DemoOptions& options, weft::ctl::Arguments& arguments) {
-  app.add_option("--context", options.context, "tokens of the first request")->capture_default_str();
-  app.add_option("--file", options.source, "file or folder to take the text from");
-  app.add_option("--seed", options.seed, "of the facts and the made text; default: a new one each time");
-  app.add_option("--prefill", arguments.prefill, "none, zigzag or interleave; default: the daemon's")
-      ->check(CLI::IsMember({"none", "zigzag", "interleave"}));
-  app.add_option("--decode", arguments.decode, "tp, dp or dcp4; default: the daemon's");
-  app.add_option("--index", arguments.index, "copied or split; default: the daemon's")
-      ->check(CLI::IsMember({"copied", "split"}));
-  app.add_option("-o,--output", arguments.output, "table or json")->check(CLI::IsMember({"table", "json"}));
-  app.add_option("--state-dir", arguments.state_dir, "the daemon's state folder");
-  app.add_option("--control-socket", arguments.control_socket, "the daemon's control socket");
-  app.add_option("--client", arguments.client_endpoint, "the daemon's client endpoint");
-  app.add_option("--timeout", arguments.timeout_s, "seconds for each turn; 0: none")
-      ->check(CLI::Range(0.0, 1e9));
+  using namespace weft::command_line;
+  app.add_option("--context", options.context, "tokens of the first request")
+      ->type_name("N")
+      ->check(between(int64_t{weft::demo::kLeastTokens}, int64_t{weft::demo::kMostTokens}))
+      ->capture_default_str();
+  app.add_option("--file", options.source, "file or folder to take the text from")->type_name("PATH");
+  app.add_option("--seed", options.seed, "of the facts and the made text (default: a new one each time)")
+      ->type_name("N")
+      ->check(decimal<uint64_t>());
+  app.add_option("--prefill", arguments.prefill, "split of the prompt (default: the daemon's)")
+      ->type_name("SPLIT")
+      ->check(one_of({"none", "zigzag", "interleave"}));
+  app.add_option("--decode", arguments.decode,
+                 "grouping while decoding: tp, dp, dcp4 (default: the daemon's)")
+      ->type_name("GROUPING");
+  app.add_option("--index", arguments.index, "index keys (default: the daemon's)")
+      ->type_name("MODE")
+      ->check(one_of({"copied", "split"}));
+  app.add_option("-o,--output", arguments.output, "form of the report")
+      ->type_name("FORM")
+      ->check(one_of({"table", "json"}))
+      ->capture_default_str();
+  app.add_option("--state-dir", arguments.state_dir, "the daemon's state folder")->type_name("FOLDER");
+  app.add_option("--control-socket", arguments.control_socket, "the daemon's control socket")
+      ->type_name("PATH");
+  app.add_option("--client", arguments.client_endpoint, "the daemon's client endpoint")
+      ->type_name("ENDPOINT");
+  app.add_option("--timeout", arguments.timeout_s, "limit of each turn (default: none); 0: none")
+      ->type_name("SECONDS")
+      ->check(between(0.0, 1e9));
 }
 
 }  // namespace
@@ -43,15 +60,13 @@ int main(int count, char** words) {
   const auto fail = [&](const weft::Error& error) {
     return weft::ctl::report_error(error, context.arguments.json(), context);
   };
-  CLI::App app("weft-demo: sends a long document with three facts to weftd, asks for them, and reports");
+  CLI::App app("Sends a long document with three facts to weftd, asks for them, and reports.", "weft-demo");
   add_options(app, options, context.arguments);
-  try {
-    app.parse(count, words);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
+  const auto asked = weft::command_line::parse_words(app, {words + 1, words + count});
+  if (!asked) return fail(asked.error());
+  if (*asked == weft::command_line::Asked::kHelp) {
+    std::cout << weft::command_line::help_text(app) << std::flush;
     return weft::ctl::kExitOk;
-  } catch (const std::exception& failure) {
-    return fail(weft::error(weft::ErrorCode::kInvalidArgument, failure.what()));
   }
   if (!context.arguments.decode.empty()) {
     auto grouping = weft::ctl::normal_grouping(context.arguments.decode);

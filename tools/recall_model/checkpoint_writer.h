@@ -1,8 +1,8 @@
 // Writes the recall model as an ordinary checkpoint folder.
 //
 // config.json, model.safetensors, tokenizer.json, tokenizer_config.json, generation_config.json and a
-// README.md that says what the model is. Each file appears whole or not at all (temporary file, then rename);
-// repeating gives the same bytes.
+// README.md that says what the model is. Each file appears whole or not at all (temporary file, then rename),
+// config.json last: in a folder that was empty, where it is, all is. Repeating gives the same bytes.
 #pragma once
 
 #include <cstdint>

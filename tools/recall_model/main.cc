@@ -1,27 +1,39 @@
 // weft-recall-model: writes the constructed recall model as a checkpoint folder.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "proto/command_line.h"
 #include "tools/recall_model/checkpoint_writer.h"
+#include "tools/recall_model/shape.h"
 
 int main(int argc, char** argv) {
+  using namespace weft::command_line;
   weft::recall::Options options;
   std::string dtype = "f32";
-  CLI::App app{
+  CLI::App app(
       "Writes the recall model: a constructed checkpoint that continues a text by looking up what followed "
-      "the\n"
-      "same 16 bytes earlier in the context. It was not trained and knows nothing else."};
-  app.name("weft-recall-model");
-  app.add_option("--out", options.folder, "Folder to write to; created if absent")->required();
-  app.add_option("--dtype", dtype, "Type of the weights")
-      ->check(CLI::IsMember({"f32", "bf16"}))
+      "the "
+      "same 16 bytes earlier in the context. It was not trained and knows nothing else.",
+      "weft-recall-model");
+  app.add_option("--out", options.folder, "folder to write to; created if absent")
+      ->type_name("FOLDER")
+      ->required();
+  app.add_option("--dtype", dtype, "type of the weights")
+      ->type_name("TYPE")
+      ->check(one_of({"f32", "bf16"}))
       ->capture_default_str();
-  app.add_option("--max-context", options.max_context, "Longest context, in tokens, that the model declares")
+  app.add_option("--max-context", options.max_context,
+                 "tokens of the longest context that the model declares")
+      ->type_name("N")
+      ->check(between(weft::recall::kContextMin, weft::recall::kContextMax))
       ->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& problem) {
-    return app.exit(problem) == 0 ? 0 : 2;
+  const auto asked = parse_words(app, {argv + 1, argv + argc});
+  if (!asked) {
+    std::fprintf(stderr, "weft-recall-model: %s\n", asked.error().text().c_str());
+    return 2;
+  }
+  if (*asked == Asked::kHelp) {
+    std::fputs(help_text(app).c_str(), stdout);
+    return 0;
   }
   options.dtype = dtype == "f32" ? weft::DType::kF32 : weft::DType::kBF16;
   const weft::Result<void> written = weft::recall::write_checkpoint(options);
