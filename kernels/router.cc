@@ -1,6 +1,8 @@
 #include "kernels/router.h"
 
 #include <algorithm>
+#include <limits>
+#include <numbers>
 #include <vector>
 
 #include "kernels/elementwise.h"
@@ -43,6 +45,23 @@ float two_largest_sum(const float* values, int64_t count) {
   return first + second;
 }
 
+void softmax(const float* logits, std::vector<float>& scores) {
+  float largest = -std::numeric_limits<float>::infinity();
+  for (size_t e = 0; e < scores.size(); ++e) largest = std::max(largest, logits[e]);
+  for (size_t e = 0; e < scores.size(); ++e) {
+    scores[e] = (logits[e] - largest) * std::numbers::log2e_v<float>;
+  }
+  exp2(scores.data(), scores.data(), std::ssize(scores));
+  float sum = 0;
+  for (const float score : scores) sum += score;
+  for (float& score : scores) score /= sum;
+}
+
+float group_score(RouterScore score, const float* biased, int64_t count) {
+  return score == RouterScore::kSigmoid ? two_largest_sum(biased, count)
+                                        : *std::max_element(biased, biased + count);
+}
+
 }  // namespace
 
 void route(const Router& p, const float* logits, int32_t* ids, float* weights) {
@@ -53,12 +72,16 @@ void route(const Router& p, const float* logits, int32_t* ids, float* weights) {
         "top ", p.top_k, " of ", p.top_groups, " groups of ", group_size);
   const size_t experts = static_cast<size_t>(p.experts);
   std::vector<float> scores(experts), biased(experts);
-  sigmoid(logits, scores.data(), p.experts);
+  if (p.score == RouterScore::kSigmoid) {
+    sigmoid(logits, scores.data(), p.experts);
+  } else {
+    softmax(logits, scores);
+  }
   for (size_t e = 0; e < experts; ++e) biased[e] = p.bias == nullptr ? scores[e] : scores[e] + p.bias[e];
 
   std::vector<float> group_scores(static_cast<size_t>(p.groups));
   for (int64_t g = 0; g < p.groups; ++g) {
-    group_scores[static_cast<size_t>(g)] = two_largest_sum(biased.data() + g * group_size, group_size);
+    group_scores[static_cast<size_t>(g)] = group_score(p.score, biased.data() + g * group_size, group_size);
   }
   std::vector<uint8_t> groups_chosen(group_scores.size()), usable(experts), chosen(experts);
   choose_largest(group_scores, std::vector<uint8_t>(group_scores.size(), 1), p.top_groups, groups_chosen);

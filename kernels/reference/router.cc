@@ -20,14 +20,29 @@ std::vector<size_t> largest(const std::vector<double>& values, int64_t count, do
   return order;
 }
 
+std::vector<double> scores_of(const Router& p, const float* logits) {
+  std::vector<double> out;
+  double largest = -std::numeric_limits<double>::infinity(), sum = 0;
+  for (int64_t e = 0; e < p.experts; ++e) largest = std::max(largest, static_cast<double>(logits[e]));
+  for (int64_t e = 0; e < p.experts; ++e) {
+    const double x = logits[e];
+    out.push_back(p.score == RouterScore::kSigmoid ? 1 / (1 + std::exp(-x)) : std::exp(x - largest));
+    sum += out.back();
+  }
+  if (p.score == RouterScore::kSoftmax) {
+    for (double& score : out) score /= sum;
+  }
+  return out;
+}
+
 }  // namespace
 
 Route route(const Router& p, const float* logits) {
   const size_t experts = static_cast<size_t>(p.experts), groups = static_cast<size_t>(p.groups);
   const size_t group_size = experts / groups;
-  std::vector<double> scores, biased;
+  const std::vector<double> scores = scores_of(p, logits);
+  std::vector<double> biased;
   for (size_t e = 0; e < experts; ++e) {
-    scores.push_back(1 / (1 + std::exp(-static_cast<double>(logits[e]))));
     biased.push_back(scores[e] + (p.bias == nullptr ? 0.0 : static_cast<double>(p.bias[e])));
   }
   Route out;
@@ -37,7 +52,8 @@ Route route(const Router& p, const float* logits) {
     std::vector<double> members(biased.begin() + static_cast<std::ptrdiff_t>(g * group_size),
                                 biased.begin() + static_cast<std::ptrdiff_t>((g + 1) * group_size));
     std::sort(members.begin(), members.end(), std::greater<>());
-    group_scores.push_back(members[0] + (members.size() > 1 ? members[1] : 0.0));
+    group_scores.push_back(members[0] +
+                           (p.score == RouterScore::kSigmoid && members.size() > 1 ? members[1] : 0.0));
   }
   std::vector<double> open(experts, -std::numeric_limits<double>::infinity());
   for (size_t g : largest(group_scores, p.top_groups, out.margin)) {

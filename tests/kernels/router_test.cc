@@ -32,6 +32,7 @@ TEST(Router, ChoosesAsTheReference) {
     for (uint64_t seed = 1; seed <= 400; ++seed) {
       SplitMix64 random(seed);
       Router p;
+      p.score = random.below(2) == 0 ? RouterScore::kSigmoid : RouterScore::kSoftmax;
       p.groups = int64_t{1} << random.below(4);
       p.experts = p.groups * static_cast<int64_t>(1 + random.below(32));
       p.top_groups = 1 + static_cast<int64_t>(random.below(static_cast<uint64_t>(p.groups)));
@@ -80,11 +81,49 @@ TEST(Router, GroupsAreJudgedByTheirTwoBest) {
   EXPECT_EQ(run(p, {4.0f, -9.0f, 2.0f, 2.0f}).ids[0], 2);
 }
 
+// By the single best where scores are shares of one: here the two best of the other group weigh more.
+TEST(Router, SoftmaxGroupsAreJudgedByTheirBest) {
+  Router p{.score = RouterScore::kSoftmax, .experts = 4, .groups = 2, .top_groups = 1, .top_k = 1};
+  EXPECT_EQ(run(p, {2.5f, -9.0f, 2.0f, 2.0f}).ids[0], 0);
+}
+
+// Shares are of all experts, those of excluded groups included.
+TEST(Router, SoftmaxWeights) {
+  const std::vector<float> logits{std::log(1.0f), std::log(2.0f), std::log(4.0f), std::log(9.0f)};
+  Router p{.score = RouterScore::kSoftmax, .experts = 4, .top_k = 2, .normalise = false, .scale = 16};
+  EXPECT_EQ(run(p, logits).ids, (std::vector<int32_t>{2, 3}));
+  EXPECT_NEAR(run(p, logits).weights[0], 4, 1e-5);
+  EXPECT_NEAR(run(p, logits).weights[1], 9, 1e-5);
+  p.normalise = true;
+  EXPECT_NEAR(run(p, logits).weights[0], 16 * 4 / 13.0, 1e-5);
+  p.groups = 2;
+  p.top_groups = 1;
+  p.normalise = false;
+  EXPECT_NEAR(run(p, logits).weights[0], 4, 1e-5);
+}
+
+TEST(Router, SoftmaxTiesAndZeros) {
+  Router p{.score = RouterScore::kSoftmax, .experts = 6, .groups = 3, .top_groups = 2, .top_k = 3};
+  EXPECT_EQ(run(p, std::vector<float>(6, -3.0f)).ids, (std::vector<int32_t>{0, 1, 2}));
+  // Far behind, a share is exactly 0: such experts tie, whatever their logits.
+  const Result far = run(p, {-500.0f, -400.0f, 0.0f, -300.0f, -200.0f, -100.0f});
+  EXPECT_EQ(far.ids, (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_EQ(far.weights, (std::vector<float>{0, 0, 1}));
+  const float large = std::numeric_limits<float>::max();
+  EXPECT_EQ(run(p, {large, large, -large, 0.0f, 0.0f, 0.0f}).weights[0], 0.5f);
+}
+
 TEST(Router, NansNeverGiveInvalidIds) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
   Router p{.experts = 4, .groups = 2, .top_groups = 2, .top_k = 3};
   EXPECT_EQ(run(p, {nan, 1.0f, nan, 0.0f}).ids, (std::vector<int32_t>{0, 1, 3}));
   EXPECT_EQ(run(p, std::vector<float>(4, nan)).ids, (std::vector<int32_t>{0, 1, 2}));
+  p.score = RouterScore::kSoftmax;  // where one NaN is in every share
+  for (const float bad : {nan, infinity, -infinity}) {
+    EXPECT_EQ(run(p, std::vector<float>(4, bad)).ids, (std::vector<int32_t>{0, 1, 2}));
+  }
+  EXPECT_EQ(run(p, {nan, 1.0f, 2.0f, 3.0f}).ids, (std::vector<int32_t>{0, 1, 2}));
 }
 
 }  // namespace
