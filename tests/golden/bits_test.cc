@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/bits.h"
+#include "worker/model/config.h"
 
 namespace weft::testing {
 namespace {
@@ -25,8 +26,7 @@ std::string setting_name(const ::testing::TestParamInfo<Setting>& info) {
 }
 
 bool has_index(const Setting& setting) {
-  return std::string(setting.model).find("v3_") == std::string::npos &&
-         std::string(setting.model) != "deepseek_v3";
+  return worker::read_model_config(bits_model(setting).folder).value().index_layers() > 0;
 }
 
 // Every combination of every axis, on small blocks.
@@ -72,12 +72,13 @@ TEST_P(EveryFamily, EveryGroupingGivesTheSameBits) {
   std::printf("%lld rows compared\n", static_cast<long long>(harness.rows_compared()));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, EveryFamily,
-                         ::testing::Values(Setting{"deepseek_v3", DType::kF32},
-                                           Setting{"deepseek_v3", DType::kBF16},
-                                           Setting{"deepseek_v32", DType::kF32},
-                                           Setting{"deepseek_v32", DType::kBF16}),
-                         setting_name);
+INSTANTIATE_TEST_SUITE_P(
+    Models, EveryFamily,
+    ::testing::Values(Setting{"deepseek_v2_lite", DType::kF32}, Setting{"deepseek_v2", DType::kBF16},
+                      Setting{"glm4_moe_lite", DType::kF32}, Setting{"glm4_moe_lite", DType::kBF16},
+                      Setting{"deepseek_v3", DType::kF32}, Setting{"deepseek_v3", DType::kBF16},
+                      Setting{"deepseek_v32", DType::kF32}, Setting{"deepseek_v32", DType::kBF16}),
+    setting_name);
 
 TEST(Sampled, TheSameTokensUnderEveryGrouping) {
   BitsModel model = bits_model({"deepseek_v32", DType::kF32});

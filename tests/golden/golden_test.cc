@@ -104,7 +104,9 @@ TEST_P(GoldenTest, LogitsAndGreedyTokens) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, GoldenTest,
-                         ::testing::Values("deepseek_v3", "deepseek_v3_plain", "deepseek_v32", "glm_moe_dsa"),
+                         ::testing::Values("deepseek_v2_lite", "deepseek_v2", "deepseek_v3",
+                                           "deepseek_v3_plain", "deepseek_v32", "glm4_moe_lite",
+                                           "glm_moe_dsa"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.models.deepseek_v2 import modeling_deepseek_v2
 
-from reference_model import Model, best, split_experts
+from reference_model import Model, is_moe, split_experts
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CHOICE_GAP = 1e-4  # between the last chosen and the first rejected
@@ -74,6 +75,42 @@ FAMILIES = {
         rope_parameters=dict(rope_theta=10000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=1024,
                              beta_fast=32, beta_slow=1, mscale=0.8, mscale_all_dim=1.0),
     ),
+    # V2-Lite: no q_lora_rank, greedy softmax routing, two shared experts, YaRN's 0.707 in the older spelling;
+    # the long text passes the original context.
+    "deepseek_v2_lite": dict(
+        COMMON, model_type="deepseek_v2", architectures=["DeepseekV2ForCausalLM"], vocab_size=320, hidden_size=64,
+        intermediate_size=168, moe_intermediate_size=24, num_hidden_layers=3, num_attention_heads=8,
+        num_key_value_heads=8, n_shared_experts=2, n_routed_experts=12, num_experts_per_tok=3, n_group=1, topk_group=1,
+        norm_topk_prob=False, routed_scaling_factor=1.0, scoring_func="softmax", topk_method="greedy",
+        first_k_dense_replace=1, moe_layer_freq=1, q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=16,
+        qk_rope_head_dim=8, v_head_dim=12, rms_norm_eps=1e-6, tie_word_embeddings=False,
+        rope_theta=10000.0,
+        rope_scaling=dict(type="yarn", factor=32, original_max_position_embeddings=128, beta_fast=32, beta_slow=1,
+                          mscale=0.707, mscale_all_dim=0.707),
+    ),
+    # V2: q_lora_rank, four groups judged by their best, scale 16, every second layer dense, YaRN in the newer spelling
+    # without rounding and with a given A.
+    "deepseek_v2": dict(
+        COMMON, model_type="deepseek_v2", architectures=["DeepseekV2ForCausalLM"], vocab_size=256, hidden_size=64,
+        intermediate_size=136, moe_intermediate_size=16, num_hidden_layers=5, num_attention_heads=16,
+        num_key_value_heads=16, n_shared_experts=2, n_routed_experts=16, num_experts_per_tok=4, n_group=4, topk_group=2,
+        norm_topk_prob=False, routed_scaling_factor=16.0, scoring_func="softmax", topk_method="group_limited_greedy",
+        first_k_dense_replace=1, moe_layer_freq=2, q_lora_rank=40, kv_lora_rank=24, qk_nope_head_dim=12,
+        qk_rope_head_dim=12, v_head_dim=10, rms_norm_eps=1e-6, tie_word_embeddings=False,
+        rope_parameters=dict(rope_theta=10000.0, rope_type="yarn", factor=32.0, original_max_position_embeddings=128,
+                             beta_fast=32, beta_slow=1, mscale=0.707, mscale_all_dim=0.707, truncate=False,
+                             attention_factor=1.1),
+    ),
+    # 10 heads, which no number of ranks but 2 divides; layer kinds as a list; eps 1e-5 where it shows; dv > dn.
+    "glm4_moe_lite": dict(
+        COMMON, model_type="glm4_moe_lite", architectures=["Glm4MoeLiteForCausalLM"], vocab_size=320, hidden_size=64,
+        intermediate_size=144, moe_intermediate_size=24, num_hidden_layers=4, num_attention_heads=10,
+        num_key_value_heads=10, n_shared_experts=1, n_routed_experts=12, num_experts_per_tok=4, n_group=1, topk_group=1,
+        norm_topk_prob=True, routed_scaling_factor=1.8, topk_method="noaux_tc",
+        mlp_layer_types=["dense", "sparse", "dense", "sparse"], q_lora_rank=48, kv_lora_rank=32, qk_nope_head_dim=12,
+        qk_rope_head_dim=8, v_head_dim=20, rms_norm_eps=1e-5, tie_word_embeddings=False, partial_rotary_factor=1.0,
+        rope_theta=1000000.0, rope_scaling=None,
+    ),
     # Layers that share a selection, eps 1e-5 with small activations where it shows, dv > dn, three shards.
     "glm_moe_dsa": dict(
         COMMON, model_type="glm_moe_dsa", architectures=["GlmMoeDsaForCausalLM"], vocab_size=512, hidden_size=64,
@@ -104,7 +141,7 @@ def make_weights(c, rng):
     d, heads, rope = c["hidden_size"], c["num_attention_heads"], c["qk_rope_head_dim"]
     head, r, r_q = c["qk_nope_head_dim"] + rope, c["kv_lora_rank"], c["q_lora_rank"]
     # Small activations in front of a norm make its epsilon count.
-    small = 0.01 if c["model_type"] == "glm_moe_dsa" else 1.0
+    small = 0.01 if c["rms_norm_eps"] > 1e-6 else 1.0
     gain = 0.7 if c["tie_word_embeddings"] else 2.0 * small
     w = {"model.embed_tokens.weight": matrix(c["vocab_size"], d, gain)}
     for layer in range(c["num_hidden_layers"]):
@@ -120,20 +157,21 @@ def make_weights(c, rng):
         w[a + "kv_a_layernorm.weight"] = norm(r)
         w[a + "kv_b_proj.weight"] = matrix(heads * (c["qk_nope_head_dim"] + c["v_head_dim"]), r)
         w[a + "o_proj.weight"] = matrix(d, heads * c["v_head_dim"])
-        if c["model_type"] != "deepseek_v3" and c.get("indexer_types", ["full"] * 99)[layer] == "full":
+        if "index_topk" in c and c.get("indexer_types", ["full"] * 99)[layer] == "full":
             hi, di = c["index_n_heads"], c["index_head_dim"]
             w[a + "indexer.wq_b.weight"] = matrix(hi * di, r_q)
             w[a + "indexer.wk.weight"] = matrix(di, d, 0.3 * small)
             w[a + "indexer.k_norm.weight"] = norm(di)
             w[a + "indexer.k_norm.bias"] = rng.uniform(-0.1, 0.1, di).astype(np.float32)
             w[a + "indexer.weights_proj.weight"] = matrix(hi, d)
-        if layer < c["first_k_dense_replace"]:
+        if not is_moe(c, layer):
             mlp(p + "mlp.", c["intermediate_size"])
             continue
         experts = c["n_routed_experts"]
         w[p + "mlp.gate.weight"] = matrix(experts, d)
         # Positive, so that every biased score beats a zero: implementations differ in how they mask groups.
-        w[p + "mlp.gate.e_score_correction_bias"] = rng.uniform(0.02, 0.22, experts).astype(np.float32)
+        if c.get("scoring_func") != "softmax":
+            w[p + "mlp.gate.e_score_correction_bias"] = rng.uniform(0.02, 0.22, experts).astype(np.float32)
         for e in range(experts):
             mlp(f"{p}mlp.experts.{e}.", c["moe_intermediate_size"])
         mlp(p + "mlp.shared_experts.", c["n_shared_experts"] * c["moe_intermediate_size"])
@@ -205,6 +243,19 @@ def continue_greedily(model, prompt, rng):
             return np.array(prompt), np.array(tokens[len(prompt):])
         prompt = np.array(prompt)
         prompt[-1] = rng.integers(2, model.c["vocab_size"])
+
+
+def heed_moe_layer_freq():
+    """transformers knows no moe_layer_freq; in the code of DeepSeek-V2's authors it makes layers dense."""
+    layer_class = modeling_deepseek_v2.DeepseekV2DecoderLayer
+    plain = layer_class.__init__
+
+    def init(self, config, layer_idx):
+        plain(self, config, layer_idx)
+        if layer_idx % config.moe_layer_freq != 0:
+            self.mlp = modeling_deepseek_v2.DeepseekV2MLP(config)
+
+    layer_class.__init__ = init
 
 
 class Hooks:
@@ -281,6 +332,8 @@ def make_family(name, folder):
     hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     assert sum(p.numel() for p in hf.parameters()) == sum(
         v.size for k, v in weights.items() if "e_score_correction_bias" not in k), "transformers left weights out"
+    for layer in hf.model.layers:  # some versions leave YaRN's square out of deepseek_v2
+        assert abs(layer.self_attn.scaling / model.scale - 1) < 1e-6, "transformers scales the scores otherwise"
     print(name)
 
     short, continuation = continue_greedily(model, text_with_gaps(model, SHORT, rng), rng)
@@ -332,6 +385,7 @@ def main():
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    heed_moe_layer_freq()
     for name in [options.only] if options.only else FAMILIES:
         committed = os.path.join(HERE, name)
         if not options.check:

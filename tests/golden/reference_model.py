@@ -1,4 +1,4 @@
-"""The forward pass of the three served families in numpy float64, written from the formulas, one row at a time
+"""The forward pass of the served families in numpy float64, written from the formulas, one row at a time
 where that is clearest. It shares no code with transformers; make_goldens.py holds the two against each other.
 
 It computes MLA in its absorbed form (the form the runtime uses), and keeps a trace by layer, so that a wrong
@@ -66,12 +66,23 @@ def rope_of(config):
     def pair_that_turns(count):
         return width * math.log(original / (2 * math.pi * count)) / (2 * math.log(theta))
 
-    low = max(math.floor(pair_that_turns(spec.get("beta_fast") or 32)), 0)
-    high = min(math.ceil(pair_that_turns(spec.get("beta_slow") or 1)), width - 1)
+    low, high = pair_that_turns(spec.get("beta_fast") or 32), pair_that_turns(spec.get("beta_slow") or 1)
+    if spec.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
     slowed = np.clip((np.arange(width // 2) - low) / (high - low or 0.001), 0, 1)
     all_dim, m = spec.get("mscale_all_dim"), spec.get("mscale")
-    a = magnitude(factor, m) / magnitude(factor, all_dim) if m and all_dim else magnitude(factor, 1)
+    a = spec.get("attention_factor")
+    if a is None:
+        a = magnitude(factor, m) / magnitude(factor, all_dim) if m and all_dim else magnitude(factor, 1)
     return slowed * plain / factor + (1 - slowed) * plain, a, magnitude(factor, all_dim) ** 2 if all_dim else 1.0
+
+
+def is_moe(config, layer):
+    kinds = config.get("mlp_layer_types")
+    if kinds:
+        return kinds[layer] == "sparse"
+    return layer >= config["first_k_dense_replace"] and layer % config.get("moe_layer_freq", 1) == 0
 
 
 def rotate(x, positions, inverse_frequency, a, interleaved):
@@ -102,7 +113,8 @@ class Model:
         self.latent_eps = 1e-6  # transformers builds both latent norms with its class default
         self.inverse_frequency, self.a, growth = rope_of(config)
         self.scale = (config["qk_nope_head_dim"] + config["qk_rope_head_dim"]) ** -0.5 * growth
-        self.sparse = config["model_type"] != "deepseek_v3"
+        self.sparse = "index_topk" in config
+        self.softmax_router = config["model_type"] == "deepseek_v2"
         self.index_interleaved = config["model_type"] == "glm_moe_dsa"
         kinds = config.get("indexer_types") or ["full"] * config["num_hidden_layers"]
         self.indexers = kinds if self.sparse else []
@@ -136,7 +148,7 @@ class Model:
                 trace.selected[layer] = selected
             x = x + self.attention(p + "self_attn.", normed, c_q, positions, selected)
             normed = rms_norm(x, self.w[p + "post_attention_layernorm.weight"], self.eps)
-            if layer < self.c["first_k_dense_replace"]:
+            if not is_moe(self.c, layer):
                 x = x + mlp(normed, *self.mlp_weights(p + "mlp."))
             else:
                 x = x + self.experts(p + "mlp.", normed, layer, trace)
@@ -191,23 +203,37 @@ class Model:
     def mlp_weights(self, p):
         return [self.w[f"{p}{name}_proj.weight"] for name in ("gate", "up", "down")]
 
+    def scores(self, p, x):
+        """What weighs an expert, what chooses it, and how a group is judged by what chooses."""
+        logits = x @ self.w[p + "gate.weight"].T
+        if not self.softmax_router:
+            sigma = sigmoid(logits)
+            return sigma, sigma + self.w[p + "gate.e_score_correction_bias"], lambda group: np.sort(group)[-2:].sum()
+        e = np.exp(logits - logits.max(-1, keepdims=True))
+        share = e / e.sum(-1, keepdims=True)
+        return share, share, np.max
+
+    def weigh(self, score):
+        scale, normalise = self.c["routed_scaling_factor"], self.c.get("norm_topk_prob", not self.softmax_router)
+        if normalise and self.softmax_router:
+            scale = 1.0  # DeepSeek-V2: normalised or scaled, never both
+        return scale * (score / (score.sum() + 1e-20) if normalise else score)
+
     def experts(self, p, x, layer, trace):
-        groups, kept = self.c.get("n_group", 1), self.c.get("topk_group", 1)
-        sigma = sigmoid(x @ self.w[p + "gate.weight"].T)
-        biased = sigma + self.w[p + "gate.e_score_correction_bias"]
+        groups, kept = self.c.get("n_group") or 1, self.c.get("topk_group") or 1
+        if self.c.get("topk_method") == "greedy":
+            groups = kept = 1
+        scores, choice, judge = self.scores(p, x)
         out = mlp(x, *self.mlp_weights(p + "shared_experts."))
         trace.chosen[layer] = []
         for t in range(len(x)):
-            by_group = np.sort(biased[t].reshape(groups, -1), -1)[:, -2:].sum(-1)
+            by_group = np.array([judge(group) for group in choice[t].reshape(groups, -1)])
             allowed, group_gap = best(by_group, kept)
-            masked = np.where(np.repeat(np.isin(np.arange(groups), allowed), len(sigma[t]) // groups), biased[t], -math.inf)
+            masked = np.where(np.repeat(np.isin(np.arange(groups), allowed), len(choice[t]) // groups), choice[t], -math.inf)
             chosen, gap = best(masked, self.c["num_experts_per_tok"])
             trace.margins[t] = min(trace.margins[t], gap, group_gap)
             trace.chosen[layer].append(chosen)
-            weight = sigma[t][chosen]
-            if self.c.get("norm_topk_prob", True):
-                weight = weight / (weight.sum() + 1e-20)
-            for e, w in zip(chosen, weight * self.c["routed_scaling_factor"]):
+            for e, w in zip(chosen, self.weigh(scores[t][chosen])):
                 out[t] += w * mlp(x[t], *self.mlp_weights(f"{p}experts.{e}."))
         return out
 

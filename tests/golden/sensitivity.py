@@ -51,8 +51,17 @@ def swap_index_rope(model):
     model.index_interleaved = not model.index_interleaved
 
 
+def rounded_ramp(model):
+    spec = {**model.c["rope_parameters"], "truncate": True}
+    model.inverse_frequency = reference_model.rope_of({**model.c, "rope_parameters": spec})[0]
+
+
+V2 = ["deepseek_v2_lite", "deepseek_v2"]
 V3 = ["deepseek_v3", "deepseek_v3_plain"]
+LITE = ["glm4_moe_lite"]
 DSA = ["deepseek_v32", "glm_moe_dsa"]
+
+
 def shift_selection(model):
     """Shared layers reuse the first full layer's selection instead of the last one's."""
     first = []
@@ -71,23 +80,41 @@ def shift_selection(model):
     model.select, model.attention = select, attention
 
 
+def judge_groups_by_two(model):
+    original = model.scores
+
+    def scores(p, x):
+        score, choice, _ = original(p, x)
+        return score, choice, lambda group: np.sort(group)[-2:].sum()
+
+    model.scores = scores
+
+
+def sigmoid_scores(model):
+    model.scores = lambda p, x: (reference_model.sigmoid(x @ model.w[p + "gate.weight"].T),) * 2 + (np.max,)
+
+
 MISTAKES = [
-    ("rms eps 1e-5 ↔ 1e-6", ["glm_moe_dsa"], attribute("eps", lambda e: 1e-6)),
-    ("latent eps = rms_norm_eps", ["glm_moe_dsa"], attribute("latent_eps", lambda e: 1e-5)),
+    ("rms eps 1e-5 ↔ 1e-6", ["glm_moe_dsa", "glm4_moe_lite"], attribute("eps", lambda e: 1e-6)),
+    ("latent eps = rms_norm_eps", ["glm_moe_dsa", "glm4_moe_lite"], attribute("latent_eps", lambda e: 1e-5)),
     ("index LayerNorm eps 1e-5", ["glm_moe_dsa"], layer_norm_eps),
     ("index k_norm bias dropped", DSA, all_weights("k_norm.bias", np.zeros_like)),
     ("index rope layout swapped", DSA, swap_index_rope),
-    ("main rope layout swapped", ["deepseek_v3", "deepseek_v3_plain"],
-     lambda m: m.c.update(rope_interleave=not m.c["rope_interleave"])),
-    ("softmax scale without YaRN", ["deepseek_v3", "deepseek_v32"],
-     attribute("scale", lambda s: s / (0.1 * np.log(4.0) + 1) ** 2)),
-    ("cosines without A", ["deepseek_v32"], attribute("a", lambda a: 1.0)),
-    ("frequencies not slowed", ["deepseek_v3", "deepseek_v32"],
+    ("main rope layout swapped", V3 + V2 + LITE,
+     lambda m: m.c.update(rope_interleave=not m.c.get("rope_interleave", True))),
+    ("softmax scale without YaRN", ["deepseek_v3", "deepseek_v32"] + V2,
+     lambda m: setattr(m, "scale", (m.c["qk_nope_head_dim"] + m.c["qk_rope_head_dim"]) ** -0.5)),
+    ("cosines without A", ["deepseek_v32", "deepseek_v2"], attribute("a", lambda a: 1.0)),
+    ("frequencies not slowed", ["deepseek_v3", "deepseek_v32"] + V2,
      attribute("inverse_frequency", lambda f: 10000.0 ** (-np.arange(len(f)) / len(f)))),
-    ("expert groups ignored", ["deepseek_v3", "deepseek_v32"], config(n_group=1, topk_group=1)),
-    ("expert bias dropped", V3 + DSA, all_weights("e_score_correction_bias", np.zeros_like)),
-    ("weights always normalised", ["deepseek_v3_plain"], config(norm_topk_prob=True)),
-    ("expert scale 1", V3 + DSA, config(routed_scaling_factor=1.0)),
+    ("ramp of frequencies rounded", ["deepseek_v2"], rounded_ramp),
+    ("expert groups ignored", ["deepseek_v3", "deepseek_v32", "deepseek_v2"], config(n_group=1, topk_group=1)),
+    ("groups judged by their two best", ["deepseek_v2"], judge_groups_by_two),
+    ("sigmoid in the place of softmax", V2, sigmoid_scores),
+    ("expert bias dropped", V3 + LITE + DSA, all_weights("e_score_correction_bias", np.zeros_like)),
+    ("weights always normalised", ["deepseek_v3_plain"] + V2, config(norm_topk_prob=True)),
+    ("weights never normalised", ["deepseek_v3"] + LITE + DSA, config(norm_topk_prob=False)),
+    ("expert scale 1", ["deepseek_v2"] + V3 + LITE + DSA, config(routed_scaling_factor=1.0)),
     ("no selection at all", DSA, config(index_topk=1 << 20)),
     ("one key more selected", DSA, lambda m: m.c.update(index_topk=m.c["index_topk"] + 1)),
     ("layer 5 reuses the first selection", ["glm_moe_dsa"], shift_selection),

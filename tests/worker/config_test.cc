@@ -132,6 +132,39 @@ TEST(Config, YarnMagnitudes) {
   EXPECT_EQ(read(config)->inverse_frequency, read(large())->inverse_frequency);
 }
 
+// Frequencies that transformers computes (float32) for the same fields.
+TEST(Config, Llama3Frequencies) {
+  json config = large();
+  config["rope_theta"] = 500000;
+  config["rope_scaling"] = {{"rope_type", "llama3"},
+                            {"factor", 8},
+                            {"low_freq_factor", 1},
+                            {"high_freq_factor", 4},
+                            {"original_max_position_embeddings", 8192}};
+  const auto llama3 = read(config);
+  ASSERT_TRUE(llama3.has_value()) << llama3.error().text();
+  const std::pair<size_t, double> expected[] = {{0, 1.0},
+                                                {8, 0.0376060307},
+                                                {14, 0.00321144611},
+                                                {15, 0.00137189368},
+                                                {16, 0.000524846022},
+                                                {17, 0.000178507791},
+                                                {18, 7.78465546e-05},
+                                                {31, 3.7673226e-07}};
+  for (const auto& [j, frequency] : expected) {
+    EXPECT_NEAR(llama3->inverse_frequency[j], frequency, 2e-6 * frequency) << j;
+  }
+  EXPECT_EQ(llama3->rope_factor, 1.0);
+  EXPECT_NEAR(llama3->scale, std::pow(192.0, -0.5), 1e-8);
+  config["rope_scaling"]["high_freq_factor"] = 1;
+  expect_refused(config, "rope_scaling.high_freq_factor");
+  for (const char* field : {"factor", "low_freq_factor", "high_freq_factor"}) {
+    json without = config;
+    without["rope_scaling"].erase(field);
+    expect_refused(without, std::string("rope_scaling.") + field);
+  }
+}
+
 TEST(Config, BothRopeSpellings) {
   json newer = large();
   newer["rope_parameters"] = newer["rope_scaling"];
@@ -160,9 +193,133 @@ TEST(Config, PlainAndLinearRope) {
   }
   config["rope_scaling"] = {{"type", "linear"}, {"factor", 4}};
   EXPECT_NEAR(read(config)->inverse_frequency[0], 0.25, 1e-12);
+  EXPECT_NEAR(read(config)->inverse_frequency[31], 3.33380376e-05, 1e-10);
+  // The softmax scale grows with the field, not with the kind of scaling.
+  config["rope_scaling"]["mscale_all_dim"] = 0.707;
+  EXPECT_NEAR(read(config)->scale, std::pow(192.0, -0.5) * 1.2056281810045126, 1e-8);
+}
+
+// Only a rotation of the whole width is served, wherever the field stands.
+TEST(Config, PartialRotation) {
+  json config = golden("glm4_moe_lite");
+  ASSERT_EQ(config["partial_rotary_factor"], 1.0);
+  config["partial_rotary_factor"] = 0.5;
+  expect_refused(config, "partial_rotary_factor", ErrorCode::kUnsupported);
+  config = large();
+  config["rope_scaling"]["partial_rotary_factor"] = 0.5;
+  expect_refused(config, "rope_scaling.partial_rotary_factor", ErrorCode::kUnsupported);
+}
+
+// The published fields of DeepSeek-V2 that differ from V3's.
+json large_v2() {
+  json config = large();
+  config["model_type"] = "deepseek_v2";
+  config.erase("num_nextn_predict_layers");
+  config.update({{"vocab_size", 102400},
+                 {"hidden_size", 5120},
+                 {"intermediate_size", 12288},
+                 {"moe_intermediate_size", 1536},
+                 {"num_hidden_layers", 60},
+                 {"n_shared_experts", 2},
+                 {"n_routed_experts", 160},
+                 {"num_experts_per_tok", 6},
+                 {"n_group", 8},
+                 {"topk_group", 3},
+                 {"routed_scaling_factor", 16.0},
+                 {"topk_method", "group_limited_greedy"},
+                 {"scoring_func", "softmax"},
+                 {"norm_topk_prob", false},
+                 {"first_k_dense_replace", 1},
+                 {"eos_token_id", 100001}});
+  config["rope_scaling"]["mscale"] = config["rope_scaling"]["mscale_all_dim"] = 0.707;
+  return config;
+}
+
+TEST(Config, DeepseekV2) {
+  const auto config = read(large_v2());
+  ASSERT_TRUE(config.has_value()) << config.error().text();
+  EXPECT_EQ(config->expert_score, kernels::RouterScore::kSoftmax);
+  EXPECT_FALSE(config->expert_bias);
+  EXPECT_FALSE(config->normalise_experts);
+  EXPECT_EQ(config->expert_groups, 8);
+  EXPECT_EQ(config->top_expert_groups, 3);
+  EXPECT_EQ(config->expert_scale, 16.0f);
+  EXPECT_EQ(config->shared_width, 3072);
+  EXPECT_EQ(config->rope_layout, kernels::RopeLayout::kInterleaved);
+  EXPECT_EQ(config->rope_factor, 1.0);
+  EXPECT_NEAR(config->scale, std::pow(192.0, -0.5) * 1.5896261651208736, 1e-8);
+  EXPECT_EQ(indexers(*config), std::string(60, '-'));
+}
+
+TEST(Config, DeepseekV2Lite) {
+  json lite = large_v2();
+  lite.update({{"q_lora_rank", nullptr}, {"topk_method", "greedy"}, {"routed_scaling_factor", 1.0}});
+  auto config = read(lite);
+  ASSERT_TRUE(config.has_value()) << config.error().text();
+  EXPECT_EQ(config->q_lora_rank, 0);
+  EXPECT_EQ(config->expert_groups, 1);  // greedy looks at no groups, whatever their number
+  EXPECT_EQ(config->top_expert_groups, 1);
+  for (const char* field : {"n_group", "topk_group", "topk_method", "scoring_func", "norm_topk_prob"}) {
+    lite[field] = nullptr;
+  }
+  config = read(lite);
+  ASSERT_TRUE(config.has_value()) << config.error().text();
+  EXPECT_EQ(config->expert_score, kernels::RouterScore::kSoftmax);
+  EXPECT_FALSE(config->normalise_experts);
+}
+
+// Normalised or scaled, never both; a single expert is scaled.
+TEST(Config, DeepseekV2Weights) {
+  json config = large_v2();
+  config["norm_topk_prob"] = true;
+  EXPECT_TRUE(read(config)->normalise_experts);
+  EXPECT_EQ(read(config)->expert_scale, 1.0f);
+  config["num_experts_per_tok"] = 1;
+  EXPECT_FALSE(read(config)->normalise_experts);
+  EXPECT_EQ(read(config)->expert_scale, 16.0f);
+  config["n_group"] = 160;  // one expert to a group, judged by it
+  EXPECT_TRUE(read(config).has_value());
+  config["topk_method"] = "noaux_tc";
+  expect_refused(config, "topk_method", ErrorCode::kUnsupported);
+  config = large_v2();
+  config["scoring_func"] = "sigmoid";
+  expect_refused(config, "scoring_func", ErrorCode::kUnsupported);
+}
+
+// The published fields of GLM-4.7-Flash.
+TEST(Config, Glm4MoeLite) {
+  json published = json::parse(R"({"model_type": "glm4_moe_lite", "architectures": ["Glm4MoeLiteForCausalLM"],
+    "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240, "moe_intermediate_size": 1536,
+    "num_hidden_layers": 47, "num_attention_heads": 20, "num_key_value_heads": 20, "hidden_act": "silu",
+    "rms_norm_eps": 1e-05, "attention_bias": false, "max_position_embeddings": 202752, "rope_theta": 1000000,
+    "rope_scaling": null, "partial_rotary_factor": 1.0, "q_lora_rank": 768, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "n_routed_experts": 64,
+    "n_shared_experts": 1, "num_experts_per_tok": 4, "norm_topk_prob": true, "routed_scaling_factor": 1.8,
+    "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 1, "dtype": "bfloat16", "tie_word_embeddings": false})");
+  auto config = read(published);
+  ASSERT_TRUE(config.has_value()) << config.error().text();
+  EXPECT_EQ(feed_forwards(*config), "d" + std::string(46, 'm'));
+  EXPECT_EQ(config->expert_score, kernels::RouterScore::kSigmoid);
+  EXPECT_TRUE(config->expert_bias);
+  EXPECT_TRUE(config->normalise_experts);
+  EXPECT_EQ(config->expert_scale, 1.8f);
+  EXPECT_EQ(config->rms_eps, 1e-5f);
+  EXPECT_EQ(config->latent_eps, 1e-6f);
+  EXPECT_EQ(config->extra_layers, 1);
+  EXPECT_EQ(config->rope_layout, kernels::RopeLayout::kInterleaved);
+  EXPECT_NEAR(config->scale, 1.0 / 16, 1e-9);
+  EXPECT_EQ(config->index_layers(), 0);
+  published.erase("first_k_dense_replace");  // the first layer is dense where nothing says so
+  EXPECT_EQ(feed_forwards(*read(published)), "d" + std::string(46, 'm'));
+  published["first_k_dense_replace"] = 3;
+  EXPECT_EQ(feed_forwards(*read(published)), "ddd" + std::string(44, 'm'));
 }
 
 TEST(Config, GoldenFolders) {
+  EXPECT_EQ(feed_forwards(*read_model_config(test::golden_folder("deepseek_v2_lite"))), "dmm");
+  EXPECT_EQ(feed_forwards(*read_model_config(test::golden_folder("deepseek_v2"))), "ddmdm");
+  EXPECT_EQ(feed_forwards(*read_model_config(test::golden_folder("glm4_moe_lite"))), "dmdm");
   auto config = read_model_config(test::golden_folder("deepseek_v3"));
   ASSERT_TRUE(config.has_value()) << config.error().text();
   EXPECT_EQ(feed_forwards(*config), "dmm");
@@ -334,6 +491,11 @@ TEST(Config, WhatIsNotServed) {
   json config = large();
   config["rope_scaling"]["type"] = "longrope";
   expect_refused(config, "rope_scaling.type", ErrorCode::kUnsupported);
+  EXPECT_THAT(read(config).error().message, "'longrope' is not served; default, linear, llama3 and yarn are");
+  config = large();
+  config["model_type"] = "gpt2";
+  EXPECT_THAT(read(config).error().message,
+              "'gpt2' is not one of deepseek_v2, deepseek_v3, deepseek_v32, glm4_moe_lite, glm_moe_dsa");
 }
 
 TEST(Config, FilesThatAreNoObject) {
@@ -374,14 +536,18 @@ TEST(Config, RandomDamageNeverCrashes) {
                           "F",
                           "S",
                           "yarn",
+                          "llama3",
+                          "greedy",
                           json::array(),
                           json::object(),
                           json::array({"full"}),
                           json::array({0})};
   int accepted = 0;
-  for (uint64_t round = 0; round < 800; ++round) {
+  for (uint64_t round = 0; round < 1000; ++round) {
     SplitMix64 random(kSeed + round);
-    json config = golden(random.below(2) == 0 ? "glm_moe_dsa" : "deepseek_v32");
+    json config = golden(random.below(2) == 0   ? "glm_moe_dsa"
+                         : random.below(2) == 0 ? "deepseek_v32"
+                                                : "deepseek_v2");
     json& object = random.below(4) == 0 ? config["rope_parameters"] : config;
     const uint64_t changes = 1 + random.below(2);
     for (uint64_t i = 0; i < changes; ++i) {

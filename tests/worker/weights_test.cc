@@ -28,7 +28,8 @@ using test::TempFolder;
 using test::values_of;
 using ::testing::HasSubstr;
 
-const char* const kGoldens[] = {"deepseek_v3", "deepseek_v3_plain", "deepseek_v32", "glm_moe_dsa"};
+const char* const kGoldens[] = {"deepseek_v2_lite", "deepseek_v2",   "deepseek_v3", "deepseek_v3_plain",
+                                "deepseek_v32",     "glm4_moe_lite", "glm_moe_dsa"};
 
 // Zeroed, as a fresh memfd is.
 class Arena {
@@ -196,7 +197,11 @@ void compare_layer(Comparison& is, const LayerWeights& w, const std::string& p, 
     return;
   }
   is.always_float(w.router, p + "mlp.gate.weight", c.experts, c.hidden);
-  is.vector(w.router_bias, p + "mlp.gate.e_score_correction_bias", c.experts);
+  if (c.expert_bias) {
+    is.vector(w.router_bias, p + "mlp.gate.e_score_correction_bias", c.experts);
+  } else {
+    EXPECT_EQ(w.router_bias, nullptr);
+  }
   ASSERT_EQ(static_cast<int64_t>(w.experts.size()), c.experts);
   for (size_t e = 0; e < w.experts.size(); ++e) {
     is.mlp(w.experts[e], p + "mlp.experts." + std::to_string(e) + ".", c.expert_width, c.hidden);

@@ -2,13 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
-#include <numbers>
+#include <optional>
 #include <utility>
 
 #include "proto/vocab/units.h"
 #include "worker/model/field_reader.h"
 #include "worker/model/json_file.h"
+#include "worker/model/rope.h"
 
 namespace weft::worker {
 
@@ -26,6 +28,35 @@ constexpr int64_t kExpertsOfAllLayersMax = int64_t{1} << 17;
 constexpr int64_t kVocabularyMax = int64_t{1} << 24;
 constexpr int64_t kContextMax = int64_t{1} << 30;
 
+// What a model_type fixes beside what its config.json says.
+struct Family {
+  const char* model_type;
+  bool has_indexer = false;
+  bool index_interleaved = false;  // unless config.json says otherwise
+  // Router: sigmoid with a correction bias (noaux_tc), or softmax without (greedy, group_limited_greedy).
+  bool softmax_router = false;
+  std::optional<int64_t> dense_layers = {};  // where config.json neither counts nor lists them
+};
+
+constexpr Family kFamilies[] = {
+    {.model_type = "deepseek_v2", .softmax_router = true},
+    {.model_type = "deepseek_v3"},
+    {.model_type = "deepseek_v32", .has_indexer = true},
+    {.model_type = "glm4_moe_lite", .dense_layers = 1},
+    {.model_type = "glm_moe_dsa", .has_indexer = true, .index_interleaved = true},
+};
+
+const Family* read_family(FieldReader& f, ModelConfig& c) {
+  c.model_type = f.text("model_type");
+  std::string names;
+  for (const Family& family : kFamilies) {
+    if (c.model_type == family.model_type) return &family;
+    names += (names.empty() ? "" : ", ") + std::string(family.model_type);
+  }
+  f.fail("model_type", "'" + c.model_type + "' is not one of " + names, ErrorCode::kUnsupported);
+  return nullptr;
+}
+
 void read_sizes(FieldReader& f, ModelConfig& c) {
   c.hidden = f.integer("hidden_size", 1, kWidthMax);
   c.heads = f.integer("num_attention_heads", 1, kHeadsMax);
@@ -36,7 +67,9 @@ void read_sizes(FieldReader& f, ModelConfig& c) {
       f.integer(f.has("num_mtp_layers") ? "num_mtp_layers" : "num_nextn_predict_layers", 0, 64, 0);
   c.tied_embeddings = f.boolean("tie_word_embeddings", false);
   c.rms_eps = static_cast<float>(f.number("rms_norm_eps", 1e-12, 1.0));
+}
 
+void read_mla(FieldReader& f, ModelConfig& c) {
   c.q_lora_rank = f.integer("q_lora_rank", 1, kWidthMax, 0);
   c.latent = f.integer("kv_lora_rank", 1, kWidthMax);
   c.nope = f.integer("qk_nope_head_dim", 1, kWidthMax);
@@ -49,23 +82,33 @@ void read_sizes(FieldReader& f, ModelConfig& c) {
   }
   c.rope_layout = f.boolean("rope_interleave", true) ? kernels::RopeLayout::kInterleaved
                                                      : kernels::RopeLayout::kHalfSplit;
+  Rope rope = read_rope(f, c.rope, c.max_context);
+  c.inverse_frequency = std::move(rope.inverse_frequency);
+  c.rope_factor = rope.factor;
+  c.scale = static_cast<float>(rope.score_growth / std::sqrt(static_cast<double>(c.nope + c.rope)));
 }
 
 void refuse(FieldReader& f, bool present, const char* field, const std::string& what) {
   if (present) f.fail(field, what + " is not served", ErrorCode::kUnsupported);
 }
 
+// The text of a field that must hold one of `served`; the first of them if it is missing.
+std::string refuse_other_than(FieldReader& f, const char* field, std::initializer_list<const char*> served) {
+  std::string value = f.text(field, *served.begin());
+  std::string names;
+  for (const char* name : served) {
+    if (value == name) return value;
+    names += (names.empty() ? "" : " and ") + std::string(name);
+  }
+  f.fail(field, "'" + value + "' is not served for this model_type, only " + names, ErrorCode::kUnsupported);
+  return *served.begin();
+}
+
 void refuse_unsupported(FieldReader& f) {
   refuse(f, f.has("quantization_config"), "quantization_config", "a quantised checkpoint");
   refuse(f, f.boolean("attention_bias", false), "attention_bias", "true");
   refuse(f, f.boolean("mlp_bias", false), "mlp_bias", "true");
-  const auto only = [&](const char* field, const std::string& served) {
-    const std::string value = f.text(field, served);
-    refuse(f, value != served, field, "'" + value + "'");
-  };
-  only("hidden_act", "silu");
-  only("scoring_func", "sigmoid");
-  only("topk_method", "noaux_tc");
+  refuse_other_than(f, "hidden_act", {"silu"});
 }
 
 void read_dtype(FieldReader& f, ModelConfig& c) {
@@ -82,7 +125,7 @@ void read_dtype(FieldReader& f, ModelConfig& c) {
 
 // ---- feed-forward -----------------------------------------------------------------------------------
 
-void read_layer_kinds(FieldReader& f, ModelConfig& c) {
+void read_layer_kinds(FieldReader& f, ModelConfig& c, const Family& family) {
   const auto count = static_cast<int64_t>(c.layers.size());
   if (f.has("mlp_layer_types")) {
     const std::vector<std::string> kinds = f.texts("mlp_layer_types");
@@ -99,7 +142,7 @@ void read_layer_kinds(FieldReader& f, ModelConfig& c) {
     }
     return;
   }
-  const int64_t first_moe = f.integer("first_k_dense_replace", 0, kLayersMax);
+  const int64_t first_moe = f.integer("first_k_dense_replace", 0, kLayersMax, family.dense_layers);
   const int64_t every = f.integer("moe_layer_freq", 1, kLayersMax, 1);
   for (int64_t layer = 0; layer < count; ++layer) {
     const bool moe = layer >= first_moe && layer % every == 0;
@@ -107,15 +150,35 @@ void read_layer_kinds(FieldReader& f, ModelConfig& c) {
   }
 }
 
-void read_experts(FieldReader& f, ModelConfig& c) {
-  c.experts = f.integer("n_routed_experts", 2, kExpertsMax);
-  c.experts_per_token = f.integer("num_experts_per_tok", 1, kExpertsMax);
+// How the router scores experts, which groups it considers, and what weighs the chosen.
+void read_router(FieldReader& f, ModelConfig& c, const Family& family) {
+  c.expert_bias = !family.softmax_router;
   c.expert_groups = f.integer("n_group", 1, kExpertsMax, 1);
   c.top_expert_groups = f.integer("topk_group", 1, kExpertsMax, 1);
+  c.expert_scale = static_cast<float>(f.number("routed_scaling_factor", 1e-6, 1e6, 1.0));
+  if (!family.softmax_router) {
+    c.expert_score = kernels::RouterScore::kSigmoid;
+    refuse_other_than(f, "scoring_func", {"sigmoid"});
+    refuse_other_than(f, "topk_method", {"noaux_tc"});
+    c.normalise_experts = f.boolean("norm_topk_prob", true);
+    return;
+  }
+  c.expert_score = kernels::RouterScore::kSoftmax;
+  refuse_other_than(f, "scoring_func", {"softmax"});
+  if (refuse_other_than(f, "topk_method", {"greedy", "group_limited_greedy"}) == "greedy") {
+    c.expert_groups = c.top_expert_groups = 1;
+  }
+  // As the model's authors compute it: weights are normalised or scaled, never both, and one alone is scaled.
+  c.normalise_experts = f.boolean("norm_topk_prob", false) && c.experts_per_token > 1;
+  if (c.normalise_experts) c.expert_scale = 1;
+}
+
+void read_experts(FieldReader& f, ModelConfig& c, const Family& family) {
+  c.experts = f.integer("n_routed_experts", 2, kExpertsMax);
+  c.experts_per_token = f.integer("num_experts_per_tok", 1, kExpertsMax);
   c.expert_width = f.integer("moe_intermediate_size", 1, kWidthMax);
   c.shared_width = f.integer("n_shared_experts", 0, 64, 0) * c.expert_width;
-  c.normalise_experts = f.boolean("norm_topk_prob", true);
-  c.expert_scale = static_cast<float>(f.number("routed_scaling_factor", 1e-6, 1e6, 1.0));
+  read_router(f, c, family);
   if (f.failed()) return;
   if (c.experts * static_cast<int64_t>(c.layers.size()) > kExpertsOfAllLayersMax) {
     f.fail("n_routed_experts",
@@ -123,7 +186,7 @@ void read_experts(FieldReader& f, ModelConfig& c) {
   }
   if (c.experts % c.expert_groups != 0) {
     f.fail("n_group", "must divide n_routed_experts, " + std::to_string(c.experts));
-  } else if (c.experts / c.expert_groups < 2) {
+  } else if (c.expert_score == kernels::RouterScore::kSigmoid && c.experts / c.expert_groups < 2) {
     f.fail("n_group",
            "must leave at least two experts to a group: a group's score is the sum of its best two");
   }
@@ -137,15 +200,15 @@ void read_experts(FieldReader& f, ModelConfig& c) {
   }
 }
 
-void read_feed_forward(FieldReader& f, ModelConfig& c) {
-  read_layer_kinds(f, c);
+void read_feed_forward(FieldReader& f, ModelConfig& c, const Family& family) {
+  read_layer_kinds(f, c, family);
   bool dense = false;
   bool moe = false;
   for (const LayerConfig& layer : c.layers) {
     (layer.feed_forward == FeedForward::kMoe ? moe : dense) = true;
   }
   if (dense) c.dense_width = f.integer("intermediate_size", 1, kWidthMax);
-  if (moe) read_experts(f, c);
+  if (moe) read_experts(f, c, family);
 }
 
 // ---- indexer ----------------------------------------------------------------------------------------
@@ -203,76 +266,6 @@ void read_indexer(FieldReader& f, ModelConfig& c, bool interleaved_by_default) {
   }
 }
 
-// ---- rope -------------------------------------------------------------------------------------------
-
-double magnitude(double factor, double m) { return factor <= 1 ? 1.0 : 0.1 * m * std::log(factor) + 1.0; }
-
-// YaRN: pairs that turn often keep their frequency, pairs that turn less than beta_slow times within the
-// original context are slowed by `factor`, with a linear ramp between.
-void apply_yarn(FieldReader& r, double theta, ModelConfig& c) {
-  const double original =
-      r.number("original_max_position_embeddings", 1, kContextMax, static_cast<double>(c.max_context));
-  const double factor = r.number("factor", 1, 1e6, static_cast<double>(c.max_context) / original);
-  const double fast = r.number("beta_fast", 1e-3, 1e6, 32.0);
-  const double slow = r.number("beta_slow", 1e-3, 1e6, 1.0);
-  const double m = r.number("mscale", 0, 100, 0.0);
-  const double m_all = r.number("mscale_all_dim", 0, 100, 0.0);
-  const bool truncate = r.boolean("truncate", true);
-  if (fast < slow) r.fail("beta_fast", "must not be below beta_slow");
-  const auto width = static_cast<double>(c.rope);
-  const auto pair_that_turns = [&](double turns) {
-    return width * std::log(original / (2 * std::numbers::pi * turns)) / (2 * std::log(theta));
-  };
-  double low = pair_that_turns(fast);
-  double high = pair_that_turns(slow);
-  if (truncate) {
-    low = std::floor(low);
-    high = std::ceil(high);
-  }
-  low = std::max(low, 0.0);
-  high = std::min(high, width - 1);
-  if (low == high) high += 0.001;
-  for (size_t j = 0; j < c.inverse_frequency.size(); ++j) {
-    const double slowed = std::clamp((static_cast<double>(j) - low) / (high - low), 0.0, 1.0);
-    c.inverse_frequency[j] *= slowed / factor + (1 - slowed);
-  }
-  const double by_default =
-      m != 0 && m_all != 0 ? magnitude(factor, m) / magnitude(factor, m_all) : magnitude(factor, 1);
-  c.rope_factor = r.number("attention_factor", 0, 1e3, by_default);
-  if (m_all != 0) c.scale = static_cast<float>(c.scale * std::pow(magnitude(factor, m_all), 2));
-}
-
-void read_rope(FieldReader& f, ModelConfig& c) {
-  const char* field = f.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  const nlohmann::json nothing = nlohmann::json::object();
-  const nlohmann::json* given = f.object(field);
-  FieldReader r(given != nullptr ? *given : nothing, "config.json", std::string(field) + ".");
-  const double theta =
-      r.has("rope_theta") ? r.number("rope_theta", 1.001, 1e12) : f.number("rope_theta", 1.001, 1e12);
-  const std::string kind = r.text(r.has("rope_type") ? "rope_type" : "type", "default");
-  if (r.number("partial_rotary_factor", 0, 1, 1.0) != 1.0) {
-    r.fail("partial_rotary_factor", "below 1 is not served", ErrorCode::kUnsupported);
-  }
-  f.adopt(r);
-  if (f.failed()) return;
-
-  c.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.nope + c.rope)));
-  c.inverse_frequency.resize(static_cast<size_t>(c.rope / 2));
-  for (size_t j = 0; j < c.inverse_frequency.size(); ++j) {
-    c.inverse_frequency[j] = std::pow(theta, -2.0 * static_cast<double>(j) / static_cast<double>(c.rope));
-  }
-  if (kind == "yarn") {
-    apply_yarn(r, theta, c);
-  } else if (kind == "linear") {
-    const double factor = r.number("factor", 1, 1e6);
-    for (double& frequency : c.inverse_frequency) frequency /= factor;
-  } else if (kind != "default") {
-    r.fail(r.has("rope_type") ? "rope_type" : "type", "'" + kind + "' is not served",
-           ErrorCode::kUnsupported);
-  }
-  f.adopt(r);
-}
-
 // ---- files ------------------------------------------------------------------------------------------
 
 Result<nlohmann::json> read_object(const std::string& folder, const std::string& name) {
@@ -311,21 +304,16 @@ Result<ModelConfig> read_model_config(const std::string& folder) {
   TRY(const nlohmann::json object, read_object(folder, "config.json"));
   FieldReader f(object, "config.json");
   ModelConfig c;
-  c.model_type = f.text("model_type");
+  const Family* family = read_family(f, c);
   if (f.failed()) return f.error();
-  const bool dense_attention = c.model_type == "deepseek_v3";
-  if (!dense_attention && c.model_type != "deepseek_v32" && c.model_type != "glm_moe_dsa") {
-    return error(ErrorCode::kUnsupported,
-                 "'" + c.model_type + "' is not one of deepseek_v3, deepseek_v32, glm_moe_dsa",
-                 "config.json: model_type");
-  }
   refuse_unsupported(f);
   read_sizes(f, c);
   read_dtype(f, c);
   if (f.failed()) return f.error();
-  read_feed_forward(f, c);
-  if (!dense_attention) read_indexer(f, c, c.model_type == "glm_moe_dsa");
-  read_rope(f, c);
+  read_mla(f, c);
+  if (f.failed()) return f.error();
+  read_feed_forward(f, c, *family);
+  if (family->has_indexer) read_indexer(f, c, family->index_interleaved);
   read_eos(f, c);
   if (f.failed()) return f.error();
 

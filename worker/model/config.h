@@ -1,8 +1,7 @@
 // What config.json says, checked and resolved: the one description that the builder reads.
 //
-// Families deepseek_v3, deepseek_v32 and glm_moe_dsa are one module: MLA + dense or MoE feed-forward, the
-// last two with an indexer. Both spellings of rope fields are read (rope_theta + rope_scaling, or
-// rope_parameters).
+// All families are one module: MLA, with an indexer or without, and a dense or MoE feed-forward
+// (worker/model/README.md says what each family chooses). Both spellings of a field that has two are read.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "kernels/elementwise.h"
+#include "kernels/router.h"
 #include "kv/layout.h"
 #include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
@@ -52,6 +52,8 @@ struct ModelConfig {
   // Feed-forward
   int64_t dense_width = 0, expert_width = 0, shared_width = 0;
   int64_t experts = 0, experts_per_token = 0, expert_groups = 1, top_expert_groups = 1;
+  kernels::RouterScore expert_score = kernels::RouterScore::kSigmoid;
+  bool expert_bias = true;  // e_score_correction_bias exists
   bool normalise_experts = true;
   float expert_scale = 1;
 

@@ -92,6 +92,7 @@ void FeedForwardPhase::Work::route(const LayerWeights& w, int64_t rows) {
   scratch(chosen, rows * k);
   scratch(chosen_weights, rows * k);
   kernels::Router router;
+  router.score = config.expert_score;
   router.experts = config.experts;
   router.groups = config.expert_groups;
   router.top_groups = config.top_expert_groups;

@@ -122,7 +122,7 @@ class Planner {
 
   void mixture(LayerWeights& w, const std::string& p) {
     float_matrix(w.router, p + "gate.weight", c_.experts, c_.hidden);
-    vector(w.router_bias, p + "gate.e_score_correction_bias", c_.experts);
+    if (c_.expert_bias) vector(w.router_bias, p + "gate.e_score_correction_bias", c_.experts);
     w.experts.assign(static_cast<size_t>(c_.experts), {});
     const int64_t width = c_.expert_width;
     const int64_t size = width * c_.hidden;

@@ -45,7 +45,7 @@ struct LayerWeights {
 
   Mlp dense;                           // FeedForward::kDense
   kernels::PackedMatrix router;        // [experts, hidden], always float32
-  const float* router_bias = nullptr;  // [experts]
+  const float* router_bias = nullptr;  // [experts]; null without expert_bias
   std::vector<Mlp> experts;
   Mlp shared;  // shared_width 0: empty
 };
