@@ -181,6 +181,7 @@ void check_model(const std::string& name, DType cache_dtype) {
 }
 
 TEST(Meter, EqualsTheArithmeticForADenseModel) { check_model("deepseek_v3", DType::kF32); }
+TEST(Meter, EqualsTheArithmeticWithUnevenHeads) { check_model("glm4_moe_lite", DType::kF32); }
 TEST(Meter, EqualsTheArithmeticForASparseModel) { check_model("deepseek_v32", DType::kF32); }
 TEST(Meter, EqualsTheArithmeticWithSharedSelections) { check_model("glm_moe_dsa", DType::kBF16); }
 
