@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/mla_attention.h"
+#include "kernels/attention.h"
 #include "worker/model/attention.h"
 #include "worker/model/cache_view.h"
 #include "worker/model/feed_forward.h"

@@ -1,5 +1,6 @@
-// The indexer and MLA attention beside the plain float32 multiply-add loop measured in the same run. One line
-// each: shape, time, GFLOP/s, share of the loop. What is counted: kernel_measure.h.
+// The indexer and attention beside the plain float32 multiply-add loop (bf16: also the bf16 dot loop)
+// measured in the same run. One line each: shape, time, GFLOP/s, share of the loop. What is counted:
+// kernel_measure.h.
 #include <cstdio>
 #include <cstring>
 
@@ -16,12 +17,16 @@ void run(bool quick) {
   for (int threads : {1, 2}) {
     const char* plural = threads == 1 ? " " : "s";
     const double ceiling = fma_gflops(threads, quick ? 0.0 : 0.5);
-    std::printf("plain float32 multiply-add loop, %d thread%s: %.1f GFLOP/s\n", threads, plural, ceiling);
+    const double bf16_ceiling = bf16_dot_gflops(threads, quick ? 0.0 : 0.5);
+    std::printf("%d thread%s: float32 multiply-add loop %.1f GFLOP/s, bf16 dot loop %.1f GFLOP/s\n", threads,
+                plural, ceiling, bf16_ceiling);
     for (DType dtype : {DType::kF32, DType::kBF16}) {
       const auto print = [&](const KernelTime& time) {
-        std::printf("%-58s %-4s %d thread%s  %9.3f ms  %7.1f GFLOP/s  %.2f of the multiply-add loop\n",
+        std::printf("%-58s %-4s %d thread%s  %9.3f ms  %7.1f GFLOP/s  %.2f of the multiply-add loop",
                     time.what.c_str(), dtype_name(dtype), threads, plural, time.seconds * 1e3, time.gflops(),
                     time.gflops() / ceiling);
+        if (dtype == DType::kBF16) std::printf(", %.2f of the dot loop", time.gflops() / bf16_ceiling);
+        std::printf("\n");
         std::fflush(stdout);
       };
       const int64_t scale = quick ? 16 : 1;
@@ -34,6 +39,13 @@ void run(bool quick) {
       }
       print(measure_attention({16, 128, 32, 512, 32768 / scale}, dtype, threads, seconds));
       print(measure_attention({16, 128, 32, 64, 32768 / scale}, dtype, threads, seconds));
+      for (const int64_t width : {64, 128}) {
+        for (const int64_t heads : {3, 4, 8}) {
+          for (const int64_t rows : {64, 1}) {
+            print(measure_grouped({heads, width, 8192 / scale, rows}, dtype, threads, seconds));
+          }
+        }
+      }
       if (!quick) print(measure_attention({64, 512, 64, 2048, 32768}, dtype, threads, seconds));
     }
   }

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/attention.h"
 #include "kernels/indexer.h"
-#include "kernels/mla_attention.h"
 #include "proto/vocab/random.h"
 #include "tests/bench/ceilings.h"
 #include "worker/thread_pool.h"
@@ -98,16 +98,14 @@ KernelTime measure_attention(const AttentionShape& shape, DType dtype, int threa
   worker::ThreadPool parallel(threads);
   const auto attend = [&] {
     parallel.run(kRows, [&](int64_t row, int) {
-      kernels::mla_attend({.dtype = dtype,
-                           .heads = shape.heads,
-                           .latent = shape.latent,
-                           .rope = shape.rope,
-                           .query = query.data(),
-                           .query_stride = width,
-                           .entries = lists[static_cast<size_t>(row)].data(),
-                           .entry_count = shape.entries,
-                           .scale_log2 = 0.1f,
-                           .partials = partials.data() + row * partial});
+      const kernels::AttentionRow one{query.data(), shape.entries, partials.data() + row * partial};
+      kernels::attend({.dtype = dtype,
+                       .shape = {width, 0, shape.latent},
+                       .heads = shape.heads,
+                       .query_stride = width,
+                       .rows = {&one, 1},
+                       .entries = lists[static_cast<size_t>(row)].data(),
+                       .scale_log2 = 0.1f});
     });
   };
   const double best = best_seconds(seconds, attend, threads);
@@ -117,6 +115,51 @@ KernelTime measure_attention(const AttentionShape& shape, DType dtype, int threa
                 (long long)shape.entries, (long long)shape.context, (long long)kRows);
   return {what, best,
           2.0 * static_cast<double>(kRows * shape.heads * shape.entries * (width + shape.latent))};
+}
+
+KernelTime measure_grouped(const GroupedShape& shape, DType dtype, int threads, double seconds) {
+  constexpr int64_t kLists = 8, kBlock = 64;
+  const int64_t width = shape.width;
+  Elements cache(dtype, shape.context * 2 * width, 1);
+  Elements query(dtype, shape.rows * shape.heads * width, 2);
+  std::vector<std::vector<const void*>> lists(kLists);
+  for (int64_t position = 0; position < shape.context; ++position) {
+    lists[static_cast<size_t>(position / kBlock % kLists)].push_back(
+        cache.data() + static_cast<size_t>(position * 2 * width) * dtype_bytes(dtype));
+  }
+  const int64_t row_words = shape.heads * kernels::partial_words(width);
+  std::vector<float> partials(static_cast<size_t>(kLists * shape.rows * row_words));
+  std::vector<std::vector<kernels::AttentionRow>> rows(kLists);
+  double pairs = 0;
+  for (int64_t list = 0; list < kLists; ++list) {
+    const auto have = std::ssize(lists[static_cast<size_t>(list)]);
+    for (int64_t row = 0; row < shape.rows; ++row) {
+      // Of the last rows' own blocks each list has about an eighth.
+      const int64_t count = have - (shape.rows - 1 - row) / kLists;
+      rows[static_cast<size_t>(list)].push_back(
+          {query.data() + static_cast<size_t>(row * shape.heads * width) * dtype_bytes(dtype), count,
+           partials.data() + (list * shape.rows + row) * row_words});
+      pairs += static_cast<double>(count);
+    }
+  }
+  worker::ThreadPool parallel(threads);
+  const auto attend = [&] {
+    parallel.run(kLists, [&](int64_t list, int) {
+      kernels::attend({.dtype = dtype,
+                       .shape = {width, width, width},
+                       .heads = shape.heads,
+                       .query_stride = width,
+                       .rows = rows[static_cast<size_t>(list)],
+                       .entries = lists[static_cast<size_t>(list)].data(),
+                       .scale_log2 = 0.1f});
+    });
+  };
+  const double best = best_seconds(seconds, attend, threads);
+  char what[96];
+  std::snprintf(what, sizeof what, "grouped %lld heads of %lld, %lld entries, %lld row%s",
+                (long long)shape.heads, (long long)width, (long long)shape.context, (long long)shape.rows,
+                shape.rows == 1 ? "" : "s");
+  return {what, best, pairs * 4.0 * static_cast<double>(shape.heads * width)};
 }
 
 }  // namespace weft::bench

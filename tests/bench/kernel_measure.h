@@ -1,6 +1,6 @@
-// How fast the indexer (scoring and selection together) and MLA attention are, on random numbers.
+// How fast the indexer (scoring and selection together) and attention are, on random numbers.
 //
-// Operations counted: 2 · heads · width per scored (row, key) pair; 2 · heads · (2 · latent + rope) per
+// Operations counted: 2 · heads · width per scored (row, key) pair; 2 · heads · (key width + value width) per
 // attended entry. Selection, softmax and conversions are not counted as work, but their time is in. Times are
 // those of best_seconds() (ceilings.h): the CPU clock for one thread, the wall for more.
 #pragma once
@@ -25,11 +25,18 @@ struct IndexShape {
 };
 KernelTime measure_indexer(const IndexShape& shape, DType dtype, int threads, double seconds);
 
-// Sixteen rows, as prefill does: each row a task of its own against its own list of `entries` entries at
-// random places of a cache of `context`.
+// Absorbed MLA, sixteen rows, as sparse prefill does: each row a task of its own against its own list of
+// `entries` entries at random places of a cache of `context`.
 struct AttentionShape {
   int64_t heads, latent, rope, entries, context;
 };
 KernelTime measure_attention(const AttentionShape& shape, DType dtype, int threads, double seconds);
+
+// The query heads of one KV head, in the last `rows` rows of a dense context: each of the eight shards is a
+// task, all rows in one call.
+struct GroupedShape {
+  int64_t heads, width, context, rows;
+};
+KernelTime measure_grouped(const GroupedShape& shape, DType dtype, int threads, double seconds);
 
 }  // namespace weft::bench

@@ -15,10 +15,10 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "kernels/attention.h"
 #include "kernels/elementwise.h"
 #include "kernels/gemm.h"
 #include "kernels/indexer.h"
-#include "kernels/mla_attention.h"
 #include "tests/support/bits.h"
 #include "worker/model/tree_sum.h"
 
@@ -62,7 +62,7 @@ namespace kv = weft::kv;
   _ZN4weft7kernels16merge_candidatesESt4spanIKS1_IKNS0_9CandidateELm18446744073709551615EELm18446744073709551615EElPS2_
 #define ADD _ZN4weft7kernels3addEPfPKfl
 #define CONVERT _ZN4weft7kernels7convertEPKflNS_5DTypeEPv
-#define MLA_ATTEND _ZN4weft7kernels10mla_attendERKNS0_12MlaAttentionE
+#define ATTEND _ZN4weft7kernels6attendERKNS0_9AttentionE
 #define CANONICAL_SHARD _ZN4weft2kv15canonical_shardEl
 #define SUM_SEGMENTS \
   _ZN4weft6worker12sum_segmentsENS_2kv5RangeERKSt5arrayIbLm8EEllRNS_7kernels8ParallelERKSt8functionIFvillPfEERKSA_IFSB_mlEE
@@ -154,46 +154,44 @@ thread_local int64_t leaf_row = 0, leaf_width = 0;
 thread_local std::vector<float> shared_sum;
 
 // One head's partial over a tile of entries in the ordinary way: exponentials against the float maximum.
-void float_maximum_tiles(const kernels::MlaAttention& p) {
+void float_maximum_tiles(const kernels::Attention& p, const kernels::AttentionRow& row, int64_t head) {
   constexpr int64_t kTile = 16;  // two blocks of 8
-  const int64_t words = kernels::partial_words(p.latent), width = p.latent + p.rope;
-  for (int64_t head = 0; head < p.heads; ++head) {
-    float* out = p.partials + head * words;
-    std::fill(out, out + words, 0.0f);
-    const int32_t empty = kernels::kEmptyPartial;
-    std::memcpy(out + p.latent + 1, &empty, sizeof empty);
-    const auto* query = static_cast<const float*>(p.query) + head * p.query_stride;
-    float maximum = -INFINITY, sum = 0;
-    std::vector<float> o(static_cast<size_t>(p.latent), 0.0f);
-    for (int64_t first = 0; first < p.entry_count; first += kTile) {
-      const int64_t last = std::min(p.entry_count, first + kTile);
-      std::vector<float> t;
-      float next = maximum;
-      for (int64_t i = first; i < last; ++i) {
-        const auto* entry = static_cast<const float*>(p.entries[i]);
-        float dot = 0;
-        for (int64_t j = 0; j < width; ++j) dot += query[j] * entry[j];
-        t.push_back(dot * p.scale_log2);
-        next = std::max(next, t.back());
-      }
-      const float rescale = maximum == -INFINITY ? 0.0f : std::exp2(maximum - next);
-      sum *= rescale;
-      for (float& value : o) value *= rescale;
-      for (int64_t i = first; i < last; ++i) {
-        const auto* entry = static_cast<const float*>(p.entries[i]);
-        const float weight = std::exp2(t[static_cast<size_t>(i - first)] - next);
-        sum += weight;
-        for (int64_t j = 0; j < p.latent; ++j) o[static_cast<size_t>(j)] += weight * entry[j];
-      }
-      maximum = next;
+  const int64_t value_width = p.shape.value, words = kernels::partial_words(value_width);
+  float* out = row.partials + head * words;
+  std::fill(out, out + words, 0.0f);
+  const int32_t empty = kernels::kEmptyPartial;
+  std::memcpy(out + value_width + 1, &empty, sizeof empty);
+  const auto* query = static_cast<const float*>(row.query) + head * p.query_stride;
+  float maximum = -INFINITY, sum = 0;
+  std::vector<float> o(static_cast<size_t>(value_width), 0.0f);
+  for (int64_t first = 0; first < row.entry_count; first += kTile) {
+    const int64_t last = std::min(row.entry_count, first + kTile);
+    std::vector<float> t;
+    float next = maximum;
+    for (int64_t i = first; i < last; ++i) {
+      const auto* entry = static_cast<const float*>(p.entries[i]);
+      float dot = 0;
+      for (int64_t j = 0; j < p.shape.key; ++j) dot += query[j] * entry[j];
+      t.push_back(dot * p.scale_log2);
+      next = std::max(next, t.back());
     }
-    if (p.entry_count == 0) continue;
-    const auto m = static_cast<int32_t>(std::ceil(maximum));
-    const float factor = std::exp2(maximum - static_cast<float>(m));
-    for (int64_t j = 0; j < p.latent; ++j) out[j] = o[static_cast<size_t>(j)] * factor;
-    out[p.latent] = sum * factor;
-    std::memcpy(out + p.latent + 1, &m, sizeof m);
+    const float rescale = maximum == -INFINITY ? 0.0f : std::exp2(maximum - next);
+    sum *= rescale;
+    for (float& value : o) value *= rescale;
+    for (int64_t i = first; i < last; ++i) {
+      const auto* value = static_cast<const float*>(p.entries[i]) + p.shape.value_offset;
+      const float weight = std::exp2(t[static_cast<size_t>(i - first)] - next);
+      sum += weight;
+      for (int64_t j = 0; j < value_width; ++j) o[static_cast<size_t>(j)] += weight * value[j];
+    }
+    maximum = next;
   }
+  if (row.entry_count == 0) return;
+  const auto m = static_cast<int32_t>(std::ceil(maximum));
+  const float factor = std::exp2(maximum - static_cast<float>(m));
+  for (int64_t j = 0; j < value_width; ++j) out[j] = o[static_cast<size_t>(j)] * factor;
+  out[value_width] = sum * factor;
+  std::memcpy(out + value_width + 1, &m, sizeof m);
 }
 
 }  // namespace
@@ -207,27 +205,31 @@ void WRAP(CONVERT)(const float* in, int64_t count, weft::DType dtype, void* out)
     unrounded[out].assign(in, in + count);
 }
 
-void REAL(MLA_ATTEND)(const kernels::MlaAttention& p);
-void WRAP(MLA_ATTEND)(const kernels::MlaAttention& p) {
-  if (is(Plant::kTileAcrossShards)) return float_maximum_tiles(p);
-  if (is(Plant::kOwnRowOtherwiseRounded) && p.dtype == weft::DType::kBF16 && p.entry_count > 0) {
-    const auto found = unrounded.find(p.entries[p.entry_count - 1]);
-    const auto width = static_cast<size_t>(p.latent + p.rope);
-    if (found != unrounded.end() && found->second.size() == width) {
-      std::vector<uint16_t> truncated(width);
-      for (size_t i = 0; i < width; ++i) {
-        uint32_t bits;
-        std::memcpy(&bits, &found->second[i], sizeof bits);
-        truncated[i] = static_cast<uint16_t>(bits >> 16);
-      }
-      std::vector<const void*> entries(p.entries, p.entries + p.entry_count);
-      entries.back() = truncated.data();
-      kernels::MlaAttention other = p;
-      other.entries = entries.data();
-      return REAL(MLA_ATTEND)(other);
+void REAL(ATTEND)(const kernels::Attention& p);
+void WRAP(ATTEND)(const kernels::Attention& p) {
+  for (const kernels::AttentionRow& row : p.rows) {
+    if (is(Plant::kTileAcrossShards)) {
+      for (int64_t head = 0; head < p.heads; ++head) float_maximum_tiles(p, row, head);
+      continue;
     }
+    kernels::Attention one = p;
+    one.rows = {&row, 1};
+    std::vector<const void*> entries(p.entries, p.entries + row.entry_count);
+    one.entries = entries.data();
+    std::vector<uint16_t> truncated;
+    if (is(Plant::kOwnRowOtherwiseRounded) && p.dtype == weft::DType::kBF16 && !entries.empty()) {
+      const auto found = unrounded.find(entries.back());
+      if (found != unrounded.end() && std::ssize(found->second) == p.shape.width()) {
+        for (const float value : found->second) {
+          uint32_t bits;
+          std::memcpy(&bits, &value, sizeof bits);
+          truncated.push_back(static_cast<uint16_t>(bits >> 16));
+        }
+        entries.back() = truncated.data();
+      }
+    }
+    REAL(ATTEND)(one);
   }
-  REAL(MLA_ATTEND)(p);
 }
 
 void REAL(ADD)(float* a, const float* b, int64_t count);

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "kernels/indexer.h"
-#include "kernels/mla_attention.h"
+#include "kernels/attention.h"
 #include "proto/vocab/random.h"
 #include "worker/step_runner.h"
 

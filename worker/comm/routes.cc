@@ -4,7 +4,7 @@
 
 #include "kernels/gemm.h"
 #include "kernels/indexer.h"
-#include "kernels/mla_attention.h"
+#include "kernels/attention.h"
 #include "proto/vocab/units.h"
 
 namespace weft::worker {

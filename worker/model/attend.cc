@@ -5,7 +5,7 @@
 #include <cstring>
 #include <numbers>
 
-#include "kernels/mla_attention.h"
+#include "kernels/attention.h"
 
 namespace weft::worker {
 namespace {
@@ -145,24 +145,44 @@ class SpanJobs {
     });
   }
 
+  // Consecutive dense jobs of as many heads go to the kernel together: the later row's list begins with the
+  // earlier one's, so they share the reading of entries.
+  std::vector<std::span<const AttendJob>> calls_of(std::span<const AttendJob> jobs) const {
+    constexpr int64_t kHeadsTogether = 64;
+    std::vector<std::span<const AttendJob>> calls;
+    for (size_t begin = 0, end = 0; begin < jobs.size(); begin = end) {
+      const auto most = static_cast<size_t>(std::max<int64_t>(1, kHeadsTogether / jobs[begin].heads));
+      for (end = begin + 1; end < jobs.size() && end - begin < most; ++end) {
+        const AttendJob &last = jobs[end - 1], &next = jobs[end];
+        if (!dense(last) || !dense(next) || next.heads != last.heads || position(next) < position(last))
+          break;
+      }
+      calls.push_back(jobs.subspan(begin, end - begin));
+    }
+    return calls;
+  }
+
   // partials[job][shard], shard_words_ apart.
   void attend_shards(std::span<const AttendJob> jobs, const RowEntries* rows, float* partials) {
     const ModelConfig& config = state_.config;
-    state_.parallel.run(std::ssize(jobs) * kv::kShards, [&](int64_t task, int) {
-      const AttendJob& job = jobs[static_cast<size_t>(task / kv::kShards)];
+    const auto calls = calls_of(jobs);
+    state_.parallel.run(std::ssize(calls) * kv::kShards, [&](int64_t task, int) {
+      const std::span<const AttendJob> call = calls[static_cast<size_t>(task / kv::kShards)];
       const auto shard = static_cast<size_t>(task % kv::kShards);
-      kernels::MlaAttention p;
-      p.dtype = state_.setup.cache_dtype;
-      p.heads = job.heads;
-      p.latent = config.latent;
-      p.rope = config.rope;
-      p.query = job.query;
-      p.query_stride = config.entry_width();
-      p.entries = rows[task / kv::kShards].list[shard];
-      p.entry_count = rows[task / kv::kShards].count[shard];
-      p.scale_log2 = config.scale * std::numbers::log2e_v<float>;
-      p.partials = partials + task * shard_words_;
-      kernels::mla_attend(p);
+      const int64_t first = call.data() - jobs.data();
+      static thread_local std::vector<kernels::AttentionRow> list;
+      list.clear();
+      for (int64_t i = 0; i < std::ssize(call); ++i) {
+        list.push_back({call[static_cast<size_t>(i)].query, rows[first + i].count[shard],
+                        partials + ((first + i) * kv::kShards + static_cast<int64_t>(shard)) * shard_words_});
+      }
+      kernels::attend({.dtype = state_.setup.cache_dtype,
+                       .shape = {config.entry_width(), 0, config.latent},
+                       .heads = call.front().heads,
+                       .query_stride = config.entry_width(),
+                       .rows = list,
+                       .entries = rows[first + std::ssize(call) - 1].list[shard],
+                       .scale_log2 = config.scale * std::numbers::log2e_v<float>});
     });
   }
 

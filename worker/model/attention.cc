@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/attention.h"
 #include "kernels/elementwise.h"
-#include "kernels/mla_attention.h"
 #include "worker/model/attend.h"
 #include "worker/model/cache_view.h"
 #include "worker/model/residual.h"
@@ -224,9 +224,9 @@ void AttentionPhase::Work::attend_wide(int64_t layer) {
   for (const SpanRoute& span : state.layout.spans()) {
     if (!span.wide) continue;
     const int first = group_first(state.rank, span.grouping.c);
-    for (int64_t row = 0; row < span.rows; ++row) {
-      const int64_t home = span.first_wide + row;
-      for (int member = first; member < first + span.grouping.c; ++member) {
+    for (int member = first; member < first + span.grouping.c; ++member) {
+      for (int64_t row = 0; row < span.rows; ++row) {
+        const int64_t home = span.first_wide + row;
         AttendJob job;
         job.home = home;
         job.heads = group_heads(member);

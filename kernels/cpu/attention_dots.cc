@@ -1,12 +1,13 @@
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/mla_dots.cc"
+#define HWY_TARGET_INCLUDE "kernels/cpu/attention_dots.cc"
 #include "hwy/foreach_target.h"
 //
 #include "hwy/highway.h"
+#include "kernels/cpu/attention_dots.h"
 #include "kernels/cpu/bf16-inl.h"
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/lanes-inl.h"
-#include "kernels/cpu/mla_dots.h"
+#include "kernels/cpu/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels {
@@ -30,20 +31,8 @@ struct Bf16Step {
 // One level of the trees of two products at once: x's lanes i + i + distance, and y's, in one vector.
 template <size_t kDistance>
 HWY_INLINE VF AddLevel(VF x, VF y) {
-  const F32 d;
-  if constexpr (kDistance == 8) {
-    return hn::Add(hn::ConcatLowerLower(d, y, x), hn::ConcatUpperUpper(d, y, x));
-  } else if constexpr (kDistance == 4) {
-    return hn::Add(hn::OddEvenBlocks(hn::SwapAdjacentBlocks(y), x),
-                   hn::OddEvenBlocks(y, hn::SwapAdjacentBlocks(x)));
-  } else if constexpr (kDistance == 2) {
-    const hn::Repartition<uint64_t, F32> d64;
-    const auto x64 = hn::BitCast(d64, x), y64 = hn::BitCast(d64, y);
-    return hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, x64, y64)),
-                   hn::BitCast(d, hn::InterleaveUpper(d64, x64, y64)));
-  } else {
-    return hn::Add(hn::OddEven(hn::DupEven(y), x), hn::OddEven(y, hn::DupOdd(x)));
-  }
+  SwapBlocks<kDistance>(x, y);
+  return hn::Add(x, y);
 }
 #endif
 
@@ -68,51 +57,51 @@ HWY_INLINE void AddTrees(VF (&sums)[kResults], float scale, float* to) {
 }
 
 // Lanes [offset, offset + kLanes) of the 16 logical ones, of every product of the tile.
-template <class Step, int kHeads>
-HWY_INLINE void Walk(const WordRow* heads, const WordRow* const* entries, int64_t words, size_t offset,
+template <class Step, int kQueries>
+HWY_INLINE void Walk(const WordRow* queries, const WordRow* const* entries, int64_t words, size_t offset,
                      VF (&sums)[kResults]) {
-  constexpr int kEntries = kResults / kHeads;
+  constexpr int kEntries = kResults / kQueries;
   const F32 d;
-  const float* q[kHeads];
+  const float* q[kQueries];
   const float* e[kEntries];
 #pragma GCC unroll 16
-  for (int h = 0; h < kHeads; ++h) q[h] = heads[h].words + offset;
+  for (int h = 0; h < kQueries; ++h) q[h] = queries[h].words + offset;
 #pragma GCC unroll 16
   for (int u = 0; u < kEntries; ++u) e[u] = entries[u]->words + offset;
 #pragma GCC unroll 16
   for (int i = 0; i < kResults; ++i) sums[i] = hn::Zero(d);
   const auto step = [&](int64_t at) HWY_ATTR {
-    VF query[kHeads];
+    VF left[kQueries];
 #pragma GCC unroll 16
-    for (int h = 0; h < kHeads; ++h) query[h] = hn::LoadU(d, q[h] + at);
+    for (int h = 0; h < kQueries; ++h) left[h] = hn::LoadU(d, q[h] + at);
 #pragma GCC unroll 16
     for (int u = 0; u < kEntries; ++u) {
       const VF entry = hn::LoadU(d, e[u] + at);
 #pragma GCC unroll 16
-      for (int h = 0; h < kHeads; ++h) {
-        sums[h * kEntries + u] = Step::Run(query[h], entry, sums[h * kEntries + u]);
+      for (int h = 0; h < kQueries; ++h) {
+        sums[h * kEntries + u] = Step::Run(left[h], entry, sums[h * kEntries + u]);
       }
     }
   };
   for (int64_t w = 0; w < words; w += 16) step(w);
-  if (heads[0].tail == nullptr) return;
+  if (queries[0].tail == nullptr) return;
 #pragma GCC unroll 16
-  for (int h = 0; h < kHeads; ++h) q[h] = heads[h].tail + offset;
+  for (int h = 0; h < kQueries; ++h) q[h] = queries[h].tail + offset;
 #pragma GCC unroll 16
   for (int u = 0; u < kEntries; ++u) e[u] = entries[u]->tail + offset;
   step(0);
 }
 
-template <class Step, int kHeads>
-void Strip(const DotStrip& strip, int64_t head) {
-  constexpr int kEntries = kResults / kHeads;
+template <class Step, int kQueries>
+void Strip(const DotStrip& strip, int64_t query) {
+  constexpr int kEntries = kResults / kQueries;
   for (int64_t first = 0; first < strip.entry_count; first += kEntries) {
     const WordRow* entries[kEntries];  // beyond the strip: the last one again, and not stored
     const int64_t count = HWY_MIN(int64_t{kEntries}, strip.entry_count - first);
     for (int64_t u = 0; u < kEntries; ++u) entries[u] = &strip.entries[first + HWY_MIN(u, count - 1)];
     VF part[kVectorsPer16][kResults];
     for (size_t v = 0; v < kVectorsPer16; ++v) {
-      Walk<Step, kHeads>(strip.heads + head, entries, strip.words, v * kLanes, part[v]);
+      Walk<Step, kQueries>(strip.queries + query, entries, strip.words, v * kLanes, part[v]);
     }
     // Vector v holds lanes v · kLanes …: the levels of the tree above one vector.
     for (size_t half = kVectorsPer16 / 2; half > 0; half /= 2) {
@@ -122,8 +111,8 @@ void Strip(const DotStrip& strip, int64_t head) {
     }
     HWY_ALIGN float t[kResults];
     AddTrees(part[0], strip.scale, t);
-    for (int64_t h = 0; h < kHeads; ++h) {
-      float* out = strip.out + (head + h) * strip.out_stride + first;
+    for (int64_t h = 0; h < kQueries; ++h) {
+      float* out = strip.out + (query + h) * strip.out_stride + first;
       if (count == kEntries) {
         __builtin_memcpy(out, t + h * kEntries, sizeof(float) * kEntries);
         continue;
@@ -135,16 +124,16 @@ void Strip(const DotStrip& strip, int64_t head) {
 
 template <class Step>
 HWY_INLINE void Dots(const DotStrip& strip) {
-  int64_t head = 0;
-  if (strip.head_count == 4) {
+  int64_t query = 0;
+  if (strip.query_count == 4) {
     Strip<Step, 4>(strip, 0);
     return;
   }
-  if (strip.head_count >= 2) {
+  if (strip.query_count >= 2) {
     Strip<Step, 2>(strip, 0);
-    head = 2;
+    query = 2;
   }
-  if (head < strip.head_count) Strip<Step, 1>(strip, head);
+  if (query < strip.query_count) Strip<Step, 1>(strip, query);
 }
 
 void DotsF32(const DotStrip& strip) { Dots<F32Step>(strip); }

@@ -1,8 +1,8 @@
-// The strips of cpu/mla_dots.h with VDPBF16PS: the order of Bf16Step in cpu/mla_dots.cc, hence the same bits.
-// Intrinsics alone (see cpu/bf16-inl.h).
+// The strips of cpu/attention_dots.h with VDPBF16PS: the order of Bf16Step in cpu/attention_dots.cc, hence
+// the same bits. Intrinsics alone (see cpu/bf16-inl.h).
 #include <immintrin.h>
 
-#include "kernels/cpu/mla_dots.h"
+#include "kernels/cpu/attention_dots.h"
 
 namespace weft::kernels {
 namespace {
@@ -28,39 +28,39 @@ inline __m512 add_1(__m512 x, __m512 y) {
   return _mm512_mask_moveldup_ps(x, 0xaaaa, y) + _mm512_mask_movehdup_ps(y, 0x5555, x);
 }
 
-template <int kHeads>
-void strip_of(const DotStrip& strip, int64_t head) {
-  constexpr int kEntries = 16 / kHeads;
-  const WordRow* heads = strip.heads + head;
+template <int kQueries>
+void strip_of(const DotStrip& strip, int64_t query) {
+  constexpr int kEntries = 16 / kQueries;
+  const WordRow* queries = strip.queries + query;
   for (int64_t first = 0; first < strip.entry_count; first += kEntries) {
     const int64_t count = strip.entry_count - first < kEntries ? strip.entry_count - first : kEntries;
     const WordRow* rows[kEntries];  // beyond the strip: the last one again, and not stored
     for (int64_t u = 0; u < kEntries; ++u) rows[u] = &strip.entries[first + (u < count ? u : count - 1)];
-    const float* q[kHeads];
+    const float* q[kQueries];
     const float* e[kEntries];
 #pragma GCC unroll 16
-    for (int h = 0; h < kHeads; ++h) q[h] = heads[h].words;
+    for (int h = 0; h < kQueries; ++h) q[h] = queries[h].words;
 #pragma GCC unroll 16
     for (int u = 0; u < kEntries; ++u) e[u] = rows[u]->words;
     __m512 sums[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) sums[i] = _mm512_setzero_ps();
     const auto step = [&](int64_t at) {
-      __m512 query[kHeads];
+      __m512 left[kQueries];
 #pragma GCC unroll 16
-      for (int h = 0; h < kHeads; ++h) query[h] = _mm512_loadu_ps(q[h] + at);
+      for (int h = 0; h < kQueries; ++h) left[h] = _mm512_loadu_ps(q[h] + at);
 #pragma GCC unroll 16
       for (int u = 0; u < kEntries; ++u) {
         const __m512 entry = _mm512_loadu_ps(e[u] + at);
 #pragma GCC unroll 16
-        for (int h = 0; h < kHeads; ++h)
-          sums[h * kEntries + u] = dot(sums[h * kEntries + u], query[h], entry);
+        for (int h = 0; h < kQueries; ++h)
+          sums[h * kEntries + u] = dot(sums[h * kEntries + u], left[h], entry);
       }
     };
     for (int64_t w = 0; w < strip.words; w += 16) step(w);
-    if (heads[0].tail != nullptr) {
+    if (queries[0].tail != nullptr) {
 #pragma GCC unroll 16
-      for (int h = 0; h < kHeads; ++h) q[h] = heads[h].tail;
+      for (int h = 0; h < kQueries; ++h) q[h] = queries[h].tail;
 #pragma GCC unroll 16
       for (int u = 0; u < kEntries; ++u) e[u] = rows[u]->tail;
       step(0);
@@ -72,8 +72,8 @@ void strip_of(const DotStrip& strip, int64_t head) {
     const __m512 total = add_1(add_2(sums[0], sums[2]), add_2(sums[1], sums[3]));
     alignas(64) float t[16];
     _mm512_store_ps(t, total * _mm512_set1_ps(strip.scale));
-    for (int64_t h = 0; h < kHeads; ++h) {
-      float* out = strip.out + (head + h) * strip.out_stride + first;
+    for (int64_t h = 0; h < kQueries; ++h) {
+      float* out = strip.out + (query + h) * strip.out_stride + first;
       if (count == kEntries) {
         __builtin_memcpy(out, t + h * kEntries, sizeof(float) * kEntries);
         continue;
@@ -86,9 +86,9 @@ void strip_of(const DotStrip& strip, int64_t head) {
 }  // namespace
 
 void strip_dots_avx512bf16(const DotStrip& strip) {
-  if (strip.head_count == 4) return strip_of<4>(strip, 0);
-  if (strip.head_count >= 2) strip_of<2>(strip, 0);
-  if (strip.head_count != 2) strip_of<1>(strip, strip.head_count - 1);
+  if (strip.query_count == 4) return strip_of<4>(strip, 0);
+  if (strip.query_count >= 2) strip_of<2>(strip, 0);
+  if (strip.query_count != 2) strip_of<1>(strip, strip.query_count - 1);
 }
 
 }  // namespace weft::kernels

@@ -1,5 +1,5 @@
-// What follows the score products in MLA attention: softmax weights of a group, the weighted sum of its
-// values, and merging of partials. The order is that of kernels/mla_attention.h. Stateless, any thread with
+// What follows the score products in attention: softmax weights of a group, the weighted sum of its
+// values, and merging of partials. The order is that of kernels/attention.h. Stateless, any thread with
 // flush-to-zero on.
 #pragma once
 
@@ -17,15 +17,16 @@ inline constexpr int64_t kGroupEntries = 64;
 // new m.
 float group_weights(float* scores, int64_t count, int32_t& m);
 
+// Queries that add the same entries of a group.
 struct GroupValues {
   DType dtype = DType::kF32;
-  int64_t heads = 0;
-  int64_t latent = 0;
+  int64_t queries = 0;
+  int64_t value_offset = 0, value_width = 0;  // elements of an entry
   const void* const* entries = nullptr;
-  int64_t entry_count = 0;         // 1 … kGroupEntries
-  const float* weights = nullptr;  // [heads][kGroupEntries]
-  const float* factors = nullptr;  // [heads]
-  float* partials = nullptr;       // [heads][latent + 2]: o and l are multiplied by the factor, then added to
+  int64_t entry_count = 0;           // 1 … kGroupEntries
+  const float* weights = nullptr;    // [queries][kGroupEntries]
+  const float* factors = nullptr;    // [queries]
+  float* const* partials = nullptr;  // [queries], each o and l: multiplied by the factor, then added to
 };
 void add_values(const GroupValues& group);
 

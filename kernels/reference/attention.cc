@@ -1,4 +1,4 @@
-#include "kernels/reference/mla_attention.h"
+#include "kernels/reference/attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,9 +12,9 @@ std::vector<double> exponents(const AttentionInput& in, int64_t head) {
   std::vector<double> t;
   for (int64_t u = 0; u < in.entry_count(); ++u) {
     double dot = 0;
-    for (int64_t i = 0; i < in.width(); ++i) {
-      dot += in.query[static_cast<size_t>(head * in.width() + i)] *
-             in.entries[static_cast<size_t>(u * in.width() + i)];
+    for (int64_t i = 0; i < in.shape.key; ++i) {
+      dot += in.query[static_cast<size_t>(head * in.shape.key + i)] *
+             in.entries[static_cast<size_t>(u * in.shape.width() + i)];
     }
     t.push_back(dot * in.scale_log2);
   }
@@ -23,8 +23,8 @@ std::vector<double> exponents(const AttentionInput& in, int64_t head) {
 
 }  // namespace
 
-std::vector<double> mla_attention(const AttentionInput& in) {
-  std::vector<double> out(static_cast<size_t>(in.heads * in.latent), 0.0);
+std::vector<double> attention(const AttentionInput& in) {
+  std::vector<double> out(static_cast<size_t>(in.heads * in.shape.value), 0.0);
   if (in.entry_count() == 0) return out;
   for (int64_t h = 0; h < in.heads; ++h) {
     const std::vector<double> t = exponents(in, h);
@@ -33,9 +33,9 @@ std::vector<double> mla_attention(const AttentionInput& in) {
     for (double value : t) total += std::exp2(value - largest);
     for (int64_t u = 0; u < in.entry_count(); ++u) {
       const double weight = std::exp2(t[static_cast<size_t>(u)] - largest) / total;
-      for (int64_t i = 0; i < in.latent; ++i) {
-        out[static_cast<size_t>(h * in.latent + i)] +=
-            weight * in.entries[static_cast<size_t>(u * in.width() + i)];
+      for (int64_t i = 0; i < in.shape.value; ++i) {
+        out[static_cast<size_t>(h * in.shape.value + i)] +=
+            weight * in.entries[static_cast<size_t>(u * in.shape.width() + in.shape.value_offset + i)];
       }
     }
   }

@@ -1,14 +1,14 @@
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/mla_values.cc"
+#define HWY_TARGET_INCLUDE "kernels/cpu/attention_values.cc"
 #include "hwy/foreach_target.h"
 //
 #include "hwy/highway.h"
+#include "kernels/attention.h"
 #include "kernels/bf16.h"
+#include "kernels/cpu/attention_values.h"
 #include "kernels/cpu/bf16-inl.h"
 #include "kernels/cpu/exp2-inl.h"
 #include "kernels/cpu/lanes-inl.h"
-#include "kernels/cpu/mla_values.h"
-#include "kernels/mla_attention.h"
 
 #include <cstring>
 
@@ -18,6 +18,7 @@ namespace HWY_NAMESPACE {
 namespace {
 
 constexpr float kExponentMax = 0x1p20f;
+constexpr int64_t kPackQueries = 16;
 
 HWY_INLINE VF ClampExponent(VF t) {
   return hn::Min(hn::Max(t, hn::Set(F32(), -kExponentMax)), hn::Set(F32(), kExponentMax));
@@ -56,25 +57,24 @@ float GroupWeights(float* scores, int64_t count, int32_t& m) {
   return before == kEmptyPartial ? 1.0f : Power(int64_t{before} - m);
 }
 
-// o of kHeads heads at dimensions [at, at + kVectors vectors), over all entries; with kSum also l.
-template <int kHeads, int kVectors, bool kSum, class D>
-HWY_INLINE void ValueTile(D d, const GroupValues& group, int64_t head, const float* const* rows,
+// o of kQueries queries at dimensions [at, at + kVectors vectors), over all entries; with kSum also l.
+template <int kQueries, int kVectors, bool kSum, class D>
+HWY_INLINE void ValueTile(D d, const GroupValues& group, int64_t query, const float* const* rows,
                           int64_t row_offset, int64_t at) {
   using V = hn::Vec<D>;
   constexpr int64_t kWidth = static_cast<int64_t>(hn::MaxLanes(d));
-  const int64_t stride = partial_words(group.latent);
-  float* out = group.partials + head * stride;
-  const float* weights = group.weights + head * kGroupEntries;
-  V sums[kHeads][kVectors];
-  V totals[kHeads];
+  float* const* partials = group.partials + query;
+  const float* weights = group.weights + query * kGroupEntries;
+  V sums[kQueries][kVectors];
+  V totals[kQueries];
 #pragma GCC unroll 4
-  for (int h = 0; h < kHeads; ++h) {
-    const V factor = hn::Set(d, group.factors[head + h]);
+  for (int q = 0; q < kQueries; ++q) {
+    const V factor = hn::Set(d, group.factors[query + q]);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      sums[h][v] = hn::Mul(hn::LoadU(d, out + h * stride + at + v * kWidth), factor);
+      sums[q][v] = hn::Mul(hn::LoadU(d, partials[q] + at + v * kWidth), factor);
     }
-    if (kSum) totals[h] = hn::Mul(hn::Set(d, out[h * stride + group.latent]), factor);
+    if (kSum) totals[q] = hn::Mul(hn::Set(d, partials[q][group.value_width]), factor);
   }
   for (int64_t u = 0; u < group.entry_count; ++u) {
     const float* row = rows[u] + row_offset;
@@ -82,71 +82,75 @@ HWY_INLINE void ValueTile(D d, const GroupValues& group, int64_t head, const flo
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) value[v] = hn::LoadU(d, row + v * kWidth);
 #pragma GCC unroll 4
-    for (int h = 0; h < kHeads; ++h) {
-      const V weight = hn::Set(d, weights[h * kGroupEntries + u]);
+    for (int q = 0; q < kQueries; ++q) {
+      const V weight = hn::Set(d, weights[q * kGroupEntries + u]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[h][v] = Fma(weight, value[v], sums[h][v]);
-      if (kSum) totals[h] = hn::Add(totals[h], weight);
+      for (int v = 0; v < kVectors; ++v) sums[q][v] = Fma(weight, value[v], sums[q][v]);
+      if (kSum) totals[q] = hn::Add(totals[q], weight);
     }
   }
 #pragma GCC unroll 4
-  for (int h = 0; h < kHeads; ++h) {
+  for (int q = 0; q < kQueries; ++q) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[h][v], d, out + h * stride + at + v * kWidth);
-    if (kSum) out[h * stride + group.latent] = hn::GetLane(totals[h]);
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[q][v], d, partials[q] + at + v * kWidth);
+    if (kSum) partials[q][group.value_width] = hn::GetLane(totals[q]);
   }
 }
 
 template <int kVectors, bool kSum, class D>
-HWY_INLINE void AllHeads(D d, const GroupValues& group, const float* const* rows, int64_t row_offset,
-                         int64_t at) {
-  int64_t head = 0;
-  for (; head + 4 <= group.heads; head += 4)
-    ValueTile<4, kVectors, kSum>(d, group, head, rows, row_offset, at);
-  for (; head + 2 <= group.heads; head += 2)
-    ValueTile<2, kVectors, kSum>(d, group, head, rows, row_offset, at);
-  if (head < group.heads) ValueTile<1, kVectors, kSum>(d, group, head, rows, row_offset, at);
+HWY_INLINE void AllQueries(D d, const GroupValues& group, const float* const* rows, int64_t row_offset,
+                           int64_t at) {
+  int64_t query = 0;
+  for (; query + 4 <= group.queries; query += 4)
+    ValueTile<4, kVectors, kSum>(d, group, query, rows, row_offset, at);
+  for (; query + 2 <= group.queries; query += 2)
+    ValueTile<2, kVectors, kSum>(d, group, query, rows, row_offset, at);
+  if (query < group.queries) ValueTile<1, kVectors, kSum>(d, group, query, rows, row_offset, at);
 }
 
-// Adds dimensions [at, at + kVectors vectors). bf16 values are widened once for all heads.
+// Adds dimensions [at, at + kVectors vectors). Values are widened once for all queries; float32 ones are
+// copied if there are many: side by side they stay in the L1 cache, where entries a power of two apart push
+// each other out.
 template <int kVectors, class D>
 HWY_INLINE void AddSlice(D d, const GroupValues& group, int64_t at) {
   constexpr int64_t kWidth = kVectors * static_cast<int64_t>(hn::MaxLanes(d));
   const float* rows[kGroupEntries];
-  alignas(64) float widened[kGroupEntries * kWidth];
-  int64_t offset = at;
-  if (group.dtype == DType::kF32) {
-    for (int64_t u = 0; u < group.entry_count; ++u) rows[u] = static_cast<const float*>(group.entries[u]);
-  } else {
-    const hn::RebindToUnsigned<D> du;
-    const hn::Rebind<uint16_t, D> du16;
-    for (int64_t u = 0; u < group.entry_count; ++u) {
-      const uint16_t* from = static_cast<const uint16_t*>(group.entries[u]) + at;
-      rows[u] = widened + u * kWidth;
-      for (int64_t i = 0; i < kWidth; i += static_cast<int64_t>(hn::MaxLanes(d))) {
-        const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(du16, from + i)));
-        hn::Store(hn::BitCast(d, bits), d, widened + u * kWidth + i);
+  alignas(64) float values[kGroupEntries * kWidth];
+  const hn::RebindToUnsigned<D> du;
+  const hn::Rebind<uint16_t, D> du16;
+  int64_t offset = group.value_offset + at;
+  const bool packed = group.dtype == DType::kBF16 || group.queries >= kPackQueries;
+  for (int64_t u = 0; u < group.entry_count; ++u) {
+    rows[u] = packed ? values + u * kWidth : static_cast<const float*>(group.entries[u]);
+    if (!packed) continue;
+    float* to = values + u * kWidth;
+    for (int64_t i = 0; i < kWidth; i += static_cast<int64_t>(hn::MaxLanes(d))) {
+      if (group.dtype == DType::kF32) {
+        hn::Store(hn::LoadU(d, static_cast<const float*>(group.entries[u]) + offset + i), d, to + i);
+      } else {
+        const uint16_t* from = static_cast<const uint16_t*>(group.entries[u]) + offset + i;
+        hn::Store(hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(du16, from)))), d, to + i);
       }
     }
-    offset = 0;
   }
+  if (packed) offset = 0;
   if (at == 0) {
-    AllHeads<kVectors, true>(d, group, rows, offset, at);
+    AllQueries<kVectors, true>(d, group, rows, offset, at);
   } else {
-    AllHeads<kVectors, false>(d, group, rows, offset, at);
+    AllQueries<kVectors, false>(d, group, rows, offset, at);
   }
 }
 
 void AddValues(const GroupValues& group) {
-  // 4 heads × 4 vectors of AVX-512 with 4 values, 1 weight and 4 sums of weights: 29 of 32 registers; AVX2
+  // 4 queries × 4 vectors of AVX-512 with 4 values, 1 weight and 4 sums of weights: 29 of 32 registers; AVX2
   // has 16.
   constexpr int kVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
   constexpr int64_t kLanes64 = static_cast<int64_t>(kLanes);
   int64_t at = 0;
-  for (; at + kVectors * kLanes64 <= group.latent; at += kVectors * kLanes64)
+  for (; at + kVectors * kLanes64 <= group.value_width; at += kVectors * kLanes64)
     AddSlice<kVectors>(F32(), group, at);
-  for (; at + kLanes64 <= group.latent; at += kLanes64) AddSlice<1>(F32(), group, at);
-  for (; at < group.latent; ++at) AddSlice<1>(hn::CappedTag<float, 1>(), group, at);
+  for (; at + kLanes64 <= group.value_width; at += kLanes64) AddSlice<1>(F32(), group, at);
+  for (; at < group.value_width; ++at) AddSlice<1>(hn::CappedTag<float, 1>(), group, at);
 }
 
 // a · fa + b · fb, three roundings at most; one factor is 1.
@@ -182,9 +186,9 @@ HWY_EXPORT(Power);
 
 namespace {
 
-int32_t m_of(const float* partial, int64_t latent) {
+int32_t m_of(const float* partial, int64_t value_width) {
   int32_t m;
-  std::memcpy(&m, partial + latent + 1, 4);
+  std::memcpy(&m, partial + value_width + 1, 4);
   return m;
 }
 
@@ -196,38 +200,38 @@ float group_weights(float* scores, int64_t count, int32_t& m) {
 
 void add_values(const GroupValues& group) { HWY_DYNAMIC_DISPATCH(AddValues)(group); }
 
-void merge_partial(float* a, const float* b, int64_t latent) {
-  const int32_t ma = m_of(a, latent), mb = m_of(b, latent);
+void merge_partial(float* a, const float* b, int64_t value_width) {
+  const int32_t ma = m_of(a, value_width), mb = m_of(b, value_width);
   if (mb == kEmptyPartial) return;
   if (ma == kEmptyPartial) {
-    std::memcpy(a, b, static_cast<size_t>(partial_words(latent)) * 4);
+    std::memcpy(a, b, static_cast<size_t>(partial_words(value_width)) * 4);
     return;
   }
   const int32_t m = ma > mb ? ma : mb;
   const auto power = HWY_DYNAMIC_DISPATCH(Power);
   HWY_DYNAMIC_DISPATCH(AddScaled)
-  (a, power(int64_t{ma} - m), b, power(int64_t{mb} - m), latent + 1);  // o, then l
-  std::memcpy(a + latent + 1, &m, 4);
+  (a, power(int64_t{ma} - m), b, power(int64_t{mb} - m), value_width + 1);  // o, then l
+  std::memcpy(a + value_width + 1, &m, 4);
 }
 
-void merge_partials(float* partials, int64_t count, int64_t stride_words, int64_t latent) {
+void merge_partials(float* partials, int64_t count, int64_t stride_words, int64_t value_width) {
   if ((count & (count - 1)) != 0) {
-    for (int64_t i = 1; i < count; ++i) merge_partial(partials, partials + i * stride_words, latent);
+    for (int64_t i = 1; i < count; ++i) merge_partial(partials, partials + i * stride_words, value_width);
     return;
   }
   for (int64_t half = count / 2; half > 0; half /= 2) {
     for (int64_t i = 0; i < half; ++i) {
-      merge_partial(partials + i * stride_words, partials + (i + half) * stride_words, latent);
+      merge_partial(partials + i * stride_words, partials + (i + half) * stride_words, value_width);
     }
   }
 }
 
-void finish_partial(const float* partial, int64_t latent, float* out) {
-  if (m_of(partial, latent) == kEmptyPartial) {
-    std::memset(out, 0, static_cast<size_t>(latent) * 4);
+void finish_partial(const float* partial, int64_t value_width, float* out) {
+  if (m_of(partial, value_width) == kEmptyPartial) {
+    std::memset(out, 0, static_cast<size_t>(value_width) * 4);
     return;
   }
-  HWY_DYNAMIC_DISPATCH(Divide)(partial, partial[latent], latent, out);
+  HWY_DYNAMIC_DISPATCH(Divide)(partial, partial[value_width], value_width, out);
 }
 
 }  // namespace weft::kernels

@@ -1,0 +1,71 @@
+// Attention of query rows over lists of cache entries, as mergeable partials.
+//
+// An entry is one token's key and value in the cache's dtype. Where they lie in it is data, so absorbed MLA
+// (the value is the head of the key: entry c ‖ k_pe) and grouped queries (entry K ‖ V of one KV head, read by
+// all query heads of its group) are the same op. For head h and entry u:
+//   t = (q[h] · key[u]) · scale_log2,  n = rint(t),  f = t − n,  p = exp2(f) · 2^(n−m)
+//   o[h] = Σ p · value[u],  l[h] = Σ p,  m[h] an integer ≥ every n so far
+// Entries are added in list order, in groups of 64 counted from the start of the list; m grows at group
+// borders, and rescaling multiplies by powers of two. The dot product q·key uses 16 lanes by index mod 16
+// (bf16: by pair index mod 16, VDPBF16PS order), then the tree 8, 4, 2, 1. Each head's result depends on its
+// query and its list only: rows share a call to share the reading of entries, not to change a bit.
+//
+// Scores are finite in a sound model; t is clamped to ±2^20 all the same, so that n fits its integer, and a
+// NaN score makes its head's o and l NaN. p and rescaled sums below 2^-126 are flushed to zero: flush-to-zero
+// must be on in the calling thread (kernels/parallel.h). Entries and queries need no alignment; of an entry
+// nothing but key and value is read, and no value that a row does not list is multiplied. No errors but
+// CHECKs of the shape.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/parallel.h"
+#include "proto/vocab/ids.h"
+
+namespace weft::kernels {
+
+// A partial in memory: o[value width] float32, l float32, m int32; `partial_words` 4-byte words apart.
+constexpr int64_t partial_words(int64_t value_width) { return value_width + 2; }
+inline constexpr int32_t kEmptyPartial = INT32_MIN;  // m of a partial that saw no key; o and l are 0
+
+// Where key and value are in an entry, in elements: the key is [0, key), the value
+// [value_offset, value_offset + value). They may overlap.
+struct EntryShape {
+  int64_t key = 0;
+  int64_t value_offset = 0;
+  int64_t value = 0;
+  constexpr int64_t width() const { return std::max(key, value_offset + value); }
+};
+
+struct AttentionRow {
+  const void* query = nullptr;  // [heads][query_stride]
+  int64_t entry_count = 0;      // the row reads the first so many of the entries
+  float* partials = nullptr;    // out: [heads][partial_words(value)]
+};
+
+struct Attention {
+  DType dtype = DType::kF32;  // of queries and entries
+  EntryShape shape;
+  int64_t heads = 0;                     // of every row
+  int64_t query_stride = 0;              // elements, ≥ shape.key
+  std::span<const AttentionRow> rows;    // entry counts ascending
+  const void* const* entries = nullptr;  // as many as the last row reads
+  float scale_log2 = 0;                  // α · log2 e
+};
+// Single-threaded; callers spread rows, shards and heads. Rows that share most of their entries are several
+// times faster in one call once they have 32 heads together.
+void attend(const Attention& p);
+
+// a = merge(a, b); a is the lower shard: M = max m, o = o_a · 2^(m_a−M) + o_b · 2^(m_b−M), l likewise. Empty
+// partials are skipped.
+void merge_partial(float* a, const float* b, int64_t value_width);
+// Merges c partials that lie `stride_words` apart, ordered by residue class, in the canonical tree: strides
+// c/2, c/4, … 1 (for c not a power of two: ascending). The result is in the first.
+void merge_partials(float* partials, int64_t count, int64_t stride_words, int64_t value_width);
+// out[i] = o[i] / l; zeros if no key was seen.
+void finish_partial(const float* partial, int64_t value_width, float* out);
+
+}  // namespace weft::kernels
