@@ -167,9 +167,7 @@ void Daemon::print_ready() {
   std::fflush(stdout);
 }
 
-void Daemon::epoch_lost(Epoch, const std::string&) {
-  if (engine_ != nullptr) engine_->epoch_lost();
-}
+Duration Daemon::epoch_lost(Epoch, const std::string&) { return engine_->epoch_lost(); }
 
 void Daemon::worker_started(int rank) {
   if (engine_ != nullptr) engine_->worker_started(rank);

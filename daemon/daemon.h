@@ -43,7 +43,7 @@ class Daemon : private FleetListener, private EngineListener {
   Result<ArenaSizes> size_arenas(const wire::ModelDescription& model) override;
   void arenas_made(kv::ControlArena& control, int results_fd) override;
   void epoch_began(Epoch epoch) override;
-  void epoch_lost(Epoch epoch, const std::string& reason) override;
+  Duration epoch_lost(Epoch epoch, const std::string& reason) override;
   void worker_started(int rank) override;
   void fleet_failed(const Error& failure) override;
   void fleet_stopped() override;

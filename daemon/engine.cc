@@ -169,10 +169,14 @@ void Engine::epoch_began(Epoch epoch) {
   schedule_turn();
 }
 
-void Engine::epoch_lost() {
+Duration Engine::epoch_lost() {
+  // A worker may stand in any plan in flight, and sees the abort at its next exchange point.
+  Duration longest = hang_deadline_;
+  for (const InFlight& flight : in_flight_) longest = std::max(longest, flight.allowance);
   epoch_.reset();
   collect();
   if (!in_flight_.empty()) ++in_flight_.front().lost_epochs;
+  return longest;
 }
 
 // ---- results

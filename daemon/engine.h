@@ -63,7 +63,7 @@ class Engine {
 
   // ---- workers
   void epoch_began(Epoch epoch);
-  void epoch_lost();
+  Duration epoch_lost();  // how long a worker may take to leave its step
   void worker_started(int rank) { watchdog_.forget(rank); }
   // Which ranks must show a heartbeat; asked at every look.
   std::function<RankMask()> beating;

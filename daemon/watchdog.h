@@ -4,6 +4,8 @@
 // outside of all code that beats). And when a plan is in flight and *no* rank's progress words have moved for
 // the plan's allowance, the ranks that the others wait for are hung; if that names none, all are.
 //
+// The same allowance is what a survivor of a lost epoch gets to leave its step (daemon/worker_fleet.h).
+//
 // Silence is counted in looks, each at most one look interval long, so that a daemon that was itself stopped
 // for a while does not blame its workers. Pure. Loop thread only.
 #pragma once

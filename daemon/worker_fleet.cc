@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include "kv/packet_socket.h"
 #include "proto/version.h"
@@ -11,7 +12,6 @@
 namespace weft::daemon {
 namespace {
 
-constexpr Duration kAbortDeadline = std::chrono::seconds(10);
 constexpr uint64_t kHopelessSpawns = 5;  // starts without the fleet ever having been ready
 constexpr size_t kLineBytesMax = 4096;
 
@@ -38,6 +38,12 @@ Error from_wire(const wire::Failure& failure) {
                failure.field());
 }
 
+std::string seconds_text(Duration duration) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", seconds(duration));
+  return text;
+}
+
 }  // namespace
 
 struct WorkerFleet::Rank {
@@ -58,8 +64,8 @@ WorkerFleet::WorkerFleet(Loop& loop, const EventLog& log, const Options& options
                          FleetListener& listener)
     : loop_(loop), log_(log), options_(options), listener_(listener), abort_timer_(loop, [this] {
         for (int rank = 0; rank < options_.workers; ++rank) {
-          if (ranks_[static_cast<size_t>(rank)]->phase == Phase::kAborting)
-            hung(rank, "did not leave its step");
+          if (ranks_[static_cast<size_t>(rank)]->phase != Phase::kAborting) continue;
+          hung(rank, "did not leave its step within " + seconds_text(abort_allowance_));
         }
       }) {
   for (int rank = 0; rank < options.workers; ++rank) {
@@ -396,9 +402,9 @@ void WorkerFleet::lose_epoch(const std::string& reason) {
   for (const auto& rank : ranks_) {
     if (rank->phase == Phase::kRunning) rank->phase = Phase::kAborting;
   }
-  abort_timer_.start(kAbortDeadline);
   log_.warning("epoch_lost", {{"epoch", number(epoch_)}, {"reason", reason}});
-  listener_.epoch_lost(epoch_, reason);
+  abort_allowance_ = listener_.epoch_lost(epoch_, reason);
+  abort_timer_.start(abort_allowance_);
 }
 
 void WorkerFleet::begin_epoch_if_all_wait() {

@@ -34,8 +34,9 @@ class FleetListener {
   virtual Result<ArenaSizes> size_arenas(const wire::ModelDescription& model) = 0;
   virtual void arenas_made(kv::ControlArena& control, int results_fd) = 0;
   virtual void epoch_began(Epoch epoch) = 0;
-  // The abort word is set. Results may still arrive until the next epoch begins.
-  virtual void epoch_lost(Epoch epoch, const std::string& reason) = 0;
+  // The abort word is set. Results may still arrive until the next epoch begins. Returns how long a survivor
+  // may take to leave its step.
+  virtual Duration epoch_lost(Epoch epoch, const std::string& reason) = 0;
   virtual void worker_started(int rank) = 0;  // a new process for this rank
   // The fleet cannot start and has given up.
   virtual void fleet_failed(const Error& failure) = 0;
@@ -105,6 +106,7 @@ class WorkerFleet {
   Timer abort_timer_;
   Epoch epoch_{};
   bool epoch_active_ = false;
+  Duration abort_allowance_{};  // of the lost epoch's survivors
   bool ever_ready_ = false;
   bool failed_ = false;
   bool stopping_ = false;

@@ -35,8 +35,9 @@ void add(float* a, const float* b, int64_t count);
 void axpy(float scale, const float* x, float* y, int64_t count);
 void scale(float* x, float factor, int64_t count);
 
-// True if every value is finite.
+// True if every value is finite. The second: values of either dtype.
 bool all_finite(const float* x, int64_t count);
+bool all_finite(DType dtype, const void* x, int64_t count);
 
 // 1/(1+2^(−x·log2 e)), by this library's exp2: used by router and tests.
 float sigmoid(float x);

@@ -178,6 +178,21 @@ bool AllFinite(const float* x, int64_t count) {
   return hn::GetLane(hn::MaxOfLanes(du, worst)) < 0x7f800000u;
 }
 
+bool AllFiniteBf16(const uint16_t* x, int64_t count) {
+  constexpr uint16_t kExponent = 0x7f80;
+  const hn::ScalableTag<uint16_t> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto exponent = hn::Set(d, kExponent);
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    if (!hn::AllFalse(d, hn::Eq(hn::And(hn::LoadU(d, x + i), exponent), exponent))) return false;
+  }
+  for (; i < count; ++i) {
+    if ((x[i] & kExponent) == kExponent) return false;
+  }
+  return true;
+}
+
 float Exp2One(float x) {
   const hn::CappedTag<float, 1> d;
   return hn::GetLane(Exp2(hn::Set(d, x)));
@@ -217,6 +232,7 @@ HWY_EXPORT(Add);
 HWY_EXPORT(Axpy);
 HWY_EXPORT(Scale);
 HWY_EXPORT(AllFinite);
+HWY_EXPORT(AllFiniteBf16);
 HWY_EXPORT(Exp2One);
 HWY_EXPORT(Exp2Row);
 HWY_EXPORT(SigmoidOne);
@@ -250,6 +266,10 @@ void axpy(float scale, const float* x, float* y, int64_t count) {
 }
 void scale(float* x, float factor, int64_t count) { HWY_DYNAMIC_DISPATCH(Scale)(x, factor, count); }
 bool all_finite(const float* x, int64_t count) { return HWY_DYNAMIC_DISPATCH(AllFinite)(x, count); }
+bool all_finite(DType dtype, const void* x, int64_t count) {
+  return dtype == DType::kF32 ? all_finite(static_cast<const float*>(x), count)
+                              : HWY_DYNAMIC_DISPATCH(AllFiniteBf16)(static_cast<const uint16_t*>(x), count);
+}
 float sigmoid(float x) { return HWY_DYNAMIC_DISPATCH(SigmoidOne)(x); }
 void sigmoid(const float* x, float* out, int64_t count) { HWY_DYNAMIC_DISPATCH(SigmoidRow)(x, out, count); }
 float exp2(float x) { return HWY_DYNAMIC_DISPATCH(Exp2One)(x); }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/gemm.h"
 #include "kernels/reference/elementwise.h"
 #include "proto/vocab/random.h"
 #include "tests/kernels/each_instruction_set.h"
@@ -235,6 +236,29 @@ TEST(AllFinite, FindsOneBadValueAnywhere) {
         EXPECT_TRUE(all_finite(broken.data(), static_cast<int64_t>(i)));
       }
     }
+  });
+}
+
+TEST(AllFinite, OfEitherDType) {
+  test::each_instruction_set([&] {
+    const std::vector<float> row = values(71, 2);
+    EXPECT_TRUE(all_finite(DType::kF32, row.data(), 71));
+    std::vector<uint16_t> halves(row.size());
+    convert(row.data(), 71, DType::kBF16, halves.data());
+    halves[3] = 0x7f7f;  // the largest finite value
+    halves[4] = 0xff7f;
+    EXPECT_TRUE(all_finite(DType::kBF16, halves.data(), 71));
+    for (size_t i = 0; i < halves.size(); ++i) {
+      for (const uint16_t bad : {0x7f80, 0xff80, 0x7fc0, 0xff81}) {  // ±infinity, NaN
+        std::vector<uint16_t> broken = halves;
+        broken[i] = bad;
+        EXPECT_FALSE(all_finite(DType::kBF16, broken.data(), 71)) << bad << " at " << i;
+        EXPECT_TRUE(all_finite(DType::kBF16, broken.data(), static_cast<int64_t>(i)));
+      }
+    }
+    std::vector<float> broken = row;
+    broken[70] = std::numeric_limits<float>::infinity();
+    EXPECT_FALSE(all_finite(DType::kF32, broken.data(), 71));
   });
 }
 

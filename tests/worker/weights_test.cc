@@ -11,6 +11,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <thread>
@@ -331,7 +332,7 @@ TEST(Weights, EveryFloat16ValueIsExact) {
     embedding.bytes.clear();
     for (uint32_t i = 0; i < count; ++i) {
       uint32_t bits = (first + i) & 0xffffu;
-      if ((bits & 0x7c00u) == 0x7c00u) bits &= ~0x3ffu;  // infinities stay, NaNs compare to nothing
+      if ((bits & 0x7c00u) == 0x7c00u) bits &= ~0x400u;  // neither infinity nor NaN is a weight
       embedding.bytes += {static_cast<char>(bits & 255), static_cast<char>(bits >> 8)};
     }
     const TempFolder folder;
@@ -341,6 +342,52 @@ TEST(Weights, EveryFloat16ValueIsExact) {
     const std::vector<float> expected = values_of(embedding);
     EXPECT_EQ(std::memcmp(weights->embedding, expected.data(), expected.size() * 4), 0) << first;
   }
+}
+
+TEST(Weights, AValueThatIsNotFiniteIsRefused) {
+  const std::string from = golden_folder("deepseek_v32");
+  const RawTensors good = test::read_weights(from);
+  const ModelConfig config = config_of(from);
+  const char* const kNames[] = {"model.embed_tokens.weight",
+                                "model.layers.0.input_layernorm.weight",
+                                "model.layers.0.self_attn.kv_a_layernorm.weight",
+                                "model.layers.0.self_attn.indexer.k_norm.bias",
+                                "model.layers.0.self_attn.indexer.weights_proj.weight",
+                                "model.layers.1.mlp.gate.e_score_correction_bias",
+                                "model.layers.1.mlp.gate.weight",
+                                "model.layers.1.mlp.experts.down_proj",
+                                "model.layers.1.self_attn.o_proj.weight",
+                                "model.norm.weight"};
+  const auto refused = [&](const RawTensors& tensors, const char* name, DType dtype,
+                           const char* why = "holds a value that is NaN, infinite or beyond") {
+    const TempFolder folder;
+    test::write_checkpoint(folder, from, tensors);
+    Arena arena(weight_arena_bytes(config, dtype));
+    const auto counts = load(folder.path(), dtype, arena);
+    ASSERT_FALSE(counts.has_value()) << name;
+    EXPECT_EQ(counts.error().code, ErrorCode::kBadCheckpoint);
+    EXPECT_EQ(counts.error().field, std::string("model.safetensors: ") + name);
+    EXPECT_THAT(counts.error().message, HasSubstr(why));
+    EXPECT_FALSE(view_weights(config, dtype, arena.data(), arena.bytes()).has_value()) << "sealed";
+  };
+  for (const char* name : kNames) {
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+      RawTensors tensors = good;
+      RawTensor& tensor = tensors.at(name);
+      ASSERT_EQ(tensor.type, "F32");
+      std::memcpy(tensor.bytes.data() + tensor.bytes.size() - 4, &bad, 4);
+      refused(tensors, name, DType::kF32);
+      refused(tensors, name, DType::kBF16);
+    }
+  }
+  // Finite as float32, but it rounds to infinity as bf16.
+  RawTensors tensors = good;
+  const float large = std::numeric_limits<float>::max();
+  std::memcpy(tensors.at("model.layers.1.self_attn.o_proj.weight").bytes.data(), &large, 4);
+  const TempFolder folder;
+  test::write_checkpoint(folder, from, tensors);
+  EXPECT_NE(loaded(folder.path(), DType::kF32), nullptr);
+  refused(tensors, "model.layers.1.self_attn.o_proj.weight", DType::kBF16, "beyond bf16");
 }
 
 // ---- seals ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "kernels/elementwise.h"
 #include "proto/vocab/check.h"
 #include "worker/model/checkpoint.h"
 #include "worker/model/weight_plan.h"
@@ -200,6 +201,17 @@ void pack_slot(const WeightSlot& slot, const Found& found, std::byte* out) {
   }
 }
 
+// One bad value poisons whatever it touches, and often without a trace: a comparison with NaN is false, so a
+// router or an indexer would go on choosing. Looks at what was packed, where also a value that its dtype
+// cannot hold shows. Padding is zero.
+Result<void> check_finite(const WeightSlot& slot, const Found& found, const std::byte* packed) {
+  const auto values = slot.bytes / static_cast<int64_t>(dtype_bytes(slot.dtype));
+  if (kernels::all_finite(slot.dtype, packed, values)) return {};
+  return error(ErrorCode::kBadCheckpoint,
+               std::string("holds a value that is NaN, infinite or beyond ") + dtype_name(slot.dtype),
+               found.item->file + ": " + found.source->name);
+}
+
 void check_arena(const std::byte* arena, int64_t arena_bytes, const WeightPlan& plan) {
   CHECK(arena != nullptr && reinterpret_cast<uintptr_t>(arena) % kWeightAlignment == 0, "arena alignment");
   CHECK_GE(arena_bytes, plan.arena_bytes);
@@ -242,6 +254,7 @@ Result<LoadCounts> load_weights(const std::string& folder, const ModelConfig& co
     if (sealed == 0 || sealed != seal_of(arena, slot)) {
       directory.set_seal(i, 0);
       pack_slot(slot, sources[i], arena + slot.offset);
+      TRY_VOID(check_finite(slot, sources[i], arena + slot.offset));
       directory.set_seal(i, seal_of(arena, slot));
       ++counts.tensors_packed;
     }

@@ -70,9 +70,9 @@ struct LoadCounts {
 // Opens the checkpoint (model.safetensors, or the shards of model.safetensors.index.json), checks that every
 // expected tensor is there exactly once with the right shape and that nothing else is (draft layers and
 // rotary tables excepted), and packs this rank's unsealed share into the arena. Expert matrices may be one
-// tensor each or fused per layer. `progress` is called after each tensor; it may be empty. kBadCheckpoint
-// names file and tensor, kUnsupported an element type; kFailedPrecondition: the arena holds another model or
-// dtype.
+// tensor each or fused per layer. Every value must be finite, also in the dtype it is packed in. `progress`
+// is called after each tensor; it may be empty. kBadCheckpoint names file and tensor, kUnsupported an element
+// type; kFailedPrecondition: the arena holds another model or dtype.
 Result<LoadCounts> load_weights(const std::string& folder, const ModelConfig& config, DType dtype,
                                 std::byte* arena, int64_t arena_bytes, int rank, int rank_count,
                                 const std::function<void(const LoadCounts&)>& progress);
