@@ -94,14 +94,17 @@ void on_threads(int threads, const std::function<void(int)>& body) {
   for (auto& other : others) other.join();
 }
 
-volatile float sink_float;
-volatile uint64_t sink_word;
+// Keep results from being optimised away; all threads store here.
+std::atomic<float> sink_float;
+std::atomic<uint64_t> sink_word;
 
 double loop_gflops(int threads, double seconds, float (*loop)(int64_t), int lane_operations) {
   constexpr int64_t kSteps =
       400'000;  // about a millisecond: short enough to fall between others' time slices
   const double best = best_seconds(
-      seconds, [&] { on_threads(threads, [&](int) { sink_float = loop(kSteps); }); }, threads);
+      seconds,
+      [&] { on_threads(threads, [&](int) { sink_float.store(loop(kSteps), std::memory_order_relaxed); }); },
+      threads);
   return static_cast<double>(kSteps) * kAccumulators * lane_operations * threads / best * 1e-9;
 }
 
@@ -148,7 +151,8 @@ double stream_read_gbs(int threads, size_t bytes, double seconds) {
       seconds,
       [&] {
         on_threads(threads, [&](int t) {
-          sink_word = read_words(memory.data() + static_cast<size_t>(t) * words, words);
+          sink_word.store(read_words(memory.data() + static_cast<size_t>(t) * words, words),
+                          std::memory_order_relaxed);
         });
       },
       threads);

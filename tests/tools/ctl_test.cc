@@ -421,7 +421,7 @@ TEST(Stop, WaitsForTheProcess) {
 
 // Answers "ab", with digests in descending order, and keeps what it was asked.
 struct Answering {
-  wire::GenerateRequest seen;
+  wire::GenerateRequest seen;  // of the fake's thread: read it through asked()
   std::string reason = "length";
   FakeDaemon daemon{
       [this](const wire::ClientRequest& request, const FakeDaemon::Send& send) {
@@ -452,6 +452,10 @@ struct Answering {
         reply.mutable_status();
         return testing::framed(reply);
       }};
+  const wire::GenerateRequest& asked() {
+    daemon.stop();
+    return seen;
+  }
 };
 
 TEST(Generate, TakesThePromptFromEverywhere) {
@@ -466,12 +470,12 @@ TEST(Generate, TakesThePromptFromEverywhere) {
     const Outcome outcome = run(at(answering.daemon, words), "from the input");
     EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
     EXPECT_EQ(outcome.out, "ab\n");
-    EXPECT_EQ(answering.seen.text(), expected);
+    EXPECT_EQ(answering.asked().text(), expected);
   }
   std::filesystem::remove(path);
   Answering answering;
   EXPECT_EQ(run(at(answering.daemon, {"generate", "--tokens", "4,5"})).code, kExitOk);
-  EXPECT_THAT(answering.seen.tokens().ids(), ::testing::ElementsAre(4, 5));
+  EXPECT_THAT(answering.asked().tokens().ids(), ::testing::ElementsAre(4, 5));
   EXPECT_EQ(run({"generate", "a", "--file", path}).code, kExitUsage);
   EXPECT_EQ(run({"generate", "--file", path}).code, kExitNotFound);
   const Outcome folder = run({"generate", "--file", std::filesystem::temp_directory_path().string()});
@@ -526,7 +530,7 @@ TEST(Generate, PassesEveryField) {
   expected.set_no_prefix_cache(true);
   expected.set_cache_salt("s");
   expected.set_credit(6);
-  EXPECT_EQ(answering.seen.DebugString(), expected.DebugString());
+  EXPECT_EQ(answering.asked().DebugString(), expected.DebugString());
 }
 
 TEST(Generate, AnswersInJson) {

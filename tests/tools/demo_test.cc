@@ -230,6 +230,7 @@ TEST(Demo, AGoodRunIsReportedAsGood) {
                            "zigzag", "dcp(4)", "8,192", "25 %", "12.1 KiB", "The document was read once."}) {
     EXPECT_THAT(outcome.out, HasSubstr(text));
   }
+  lookup.daemon.stop();  // its thread wrote them
   ASSERT_EQ(lookup.prompts.size(), 3u);
   EXPECT_EQ(lookup.prompts[0].size(), 8192u);
   for (size_t i = 1; i < 3; ++i)
