@@ -6,7 +6,7 @@
 #include "tests/support/bits.h"
 #include "worker/model/config.h"
 
-namespace weft::testing {
+namespace weft::test {
 namespace {
 
 struct Setting {
@@ -113,4 +113,4 @@ INSTANTIATE_TEST_SUITE_P(Models, BigBlocks,
                          setting_name);
 
 }  // namespace
-}  // namespace weft::testing
+}  // namespace weft::test

@@ -9,7 +9,7 @@
 #include "tests/support/local_engine.h"
 #include "worker/model/safetensors.h"
 
-namespace weft::testing {
+namespace weft::test {
 namespace {
 
 constexpr float kTolerance = 2e-4f;
@@ -110,4 +110,4 @@ INSTANTIATE_TEST_SUITE_P(Families, GoldenTest,
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
-}  // namespace weft::testing
+}  // namespace weft::test

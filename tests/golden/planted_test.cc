@@ -22,7 +22,7 @@
 #include "tests/support/bits.h"
 #include "worker/model/tree_sum.h"
 
-namespace weft::testing {
+namespace weft::test {
 namespace {
 
 enum class Plant {
@@ -48,10 +48,10 @@ float to_bf16(float x) {
 }
 
 }  // namespace
-}  // namespace weft::testing
+}  // namespace weft::test
 
-using weft::testing::is;
-using weft::testing::Plant;
+using weft::test::is;
+using weft::test::Plant;
 namespace kernels = weft::kernels;
 namespace kv = weft::kv;
 
@@ -99,7 +99,7 @@ void WRAP(MERGE_PARTIALS)(float* partials, int64_t count, int64_t stride, int64_
     if (is(Plant::kBf16Partials)) {
       for (int64_t i = 0; i < count; ++i) {
         for (int64_t j = 0; j < latent; ++j) {
-          partials[i * stride + j] = weft::testing::to_bf16(partials[i * stride + j]);
+          partials[i * stride + j] = weft::test::to_bf16(partials[i * stride + j]);
         }
       }
     }
@@ -264,7 +264,7 @@ void WRAP(SUM_SEGMENTS)(kv::Range segments, const weft::worker::SegmentPresence&
 }  // extern "C"
 // NOLINTEND
 
-namespace weft::testing {
+namespace weft::test {
 namespace {
 
 // A copy of a checkpoint whose index keys are all alike: every score of a row is a tie. Removed at the end.
@@ -352,4 +352,4 @@ TEST_F(Planted, TiesToTheHigherPosition) {
 TEST_F(Planted, SharedExpertAddedPerRank) { EXPECT_GT(differences(Plant::kSharedPerRank, DType::kF32), 0); }
 
 }  // namespace
-}  // namespace weft::testing
+}  // namespace weft::test

@@ -8,7 +8,7 @@
 
 #include "proto/vocab/random.h"
 
-namespace weft::testing {
+namespace weft::test {
 
 std::string BitsCase::name() const {
   return "W=" + std::to_string(ranks) + " prefill=" + kv::split_name(prefill) +
@@ -167,4 +167,4 @@ int64_t BitsHarness::mismatches_batched(const std::vector<BitsCase>& cases) {
   return bad;
 }
 
-}  // namespace weft::testing
+}  // namespace weft::test

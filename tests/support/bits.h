@@ -9,7 +9,7 @@
 
 #include "tests/support/local_engine.h"
 
-namespace weft::testing {
+namespace weft::test {
 
 struct BitsCase {
   int ranks = 1;
@@ -64,4 +64,4 @@ class BitsHarness {
   int64_t reported_ = 0;
 };
 
-}  // namespace weft::testing
+}  // namespace weft::test

@@ -6,7 +6,7 @@
 #include "daemon/plan_codec.h"
 #include "kv/block_hash.h"
 
-namespace weft::testing {
+namespace weft::test {
 namespace {
 
 LocalOptions worker_options(const EngineOptions& options) {
@@ -161,4 +161,4 @@ std::string LocalEngine::digest(RequestId request, int64_t positions) {
   return text;
 }
 
-}  // namespace weft::testing
+}  // namespace weft::test

@@ -14,7 +14,7 @@
 #include "kv/meter.h"
 #include "tests/support/local_workers.h"
 
-namespace weft::testing {
+namespace weft::test {
 
 struct EngineOptions {
   LocalOptions workers;
@@ -79,4 +79,4 @@ class LocalEngine {
   Time now_{};
 };
 
-}  // namespace weft::testing
+}  // namespace weft::test

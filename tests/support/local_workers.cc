@@ -5,7 +5,7 @@
 #include <cstring>
 #include <thread>
 
-namespace weft::testing {
+namespace weft::test {
 namespace {
 
 kv::Mapping anonymous(size_t bytes) {
@@ -123,4 +123,4 @@ Result<std::vector<wire::StepResult>> LocalWorkers::run(const wire::StepPlan& pl
   return out;
 }
 
-}  // namespace weft::testing
+}  // namespace weft::test

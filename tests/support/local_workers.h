@@ -16,7 +16,7 @@
 #include "worker/step_runner.h"
 #include "worker/thread_pool.h"
 
-namespace weft::testing {
+namespace weft::test {
 
 struct LocalModel {
   worker::ModelConfig config;
@@ -70,4 +70,4 @@ class LocalWorkers {
   std::map<std::pair<uint64_t, int64_t>, std::vector<float>> logits_;
 };
 
-}  // namespace weft::testing
+}  // namespace weft::test

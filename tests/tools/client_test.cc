@@ -13,7 +13,7 @@
 namespace weft::client {
 namespace {
 
-using testing::FakeDaemon;
+using test::FakeDaemon;
 using namespace std::chrono_literals;
 
 constexpr Duration kPatience = 30s;  // only ever spent when something is broken

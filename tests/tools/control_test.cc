@@ -13,7 +13,7 @@
 namespace weft::client {
 namespace {
 
-using testing::FakeDaemon;
+using test::FakeDaemon;
 using namespace std::chrono_literals;
 
 constexpr Duration kPatience = 30s;
@@ -30,7 +30,7 @@ std::string ready(const wire::ControlRequest& request) {
   EXPECT_EQ(request.version(), 1u);
   wire::ControlReply reply;
   reply.mutable_status()->set_state("ready");
-  return testing::framed(reply);
+  return test::framed(reply);
 }
 
 TEST(Control, SaysThatNobodyListens) {
@@ -64,7 +64,7 @@ TEST(Control, TurnsAnErrorReplyIntoAnError) {
     wire::ControlReply reply;
     reply.mutable_error()->set_code(wire::ERROR_FAILED_PRECONDITION);
     reply.mutable_error()->set_message("not ready");
-    return testing::framed(reply);
+    return test::framed(reply);
   });
   auto client = ControlClient::connect(daemon.control_socket());
   ASSERT_TRUE(client);
@@ -83,13 +83,13 @@ struct Broken {
 TEST(Control, BrokenRepliesAreTypedErrorsAndFinal) {
   wire::ControlReply good;
   good.mutable_status()->set_state("ready");
-  const std::string whole = testing::framed(good);
+  const std::string whole = test::framed(good);
   const Broken cases[] = {
       {"closed without an answer", "", true, ErrorCode::kUnavailable},
       {"closed inside the header", whole.substr(0, 2), true, ErrorCode::kUnavailable},
       {"closed inside the body", whole.substr(0, whole.size() - 1), true, ErrorCode::kUnavailable},
       {"absurd length", "\xff\xff\xff\xff", false, ErrorCode::kBadMessage},
-      {"garbage", testing::frame_of("\xff\xff\xff"), false, ErrorCode::kBadMessage},
+      {"garbage", test::frame_of("\xff\xff\xff"), false, ErrorCode::kBadMessage},
       {"silence", "", false, ErrorCode::kDeadlineExceeded},
       {"half an answer", whole.substr(0, 5), false, ErrorCode::kDeadlineExceeded},
   };
@@ -113,7 +113,7 @@ TEST(Control, RefusesAnotherVersion) {
     wire::ControlReply reply;
     reply.set_version(9);
     reply.mutable_status();
-    return testing::frame_of(reply.SerializeAsString());
+    return test::frame_of(reply.SerializeAsString());
   });
   auto client = ControlClient::connect(daemon.control_socket());
   ASSERT_TRUE(client);

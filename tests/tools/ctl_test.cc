@@ -23,7 +23,7 @@
 namespace weft::ctl {
 namespace {
 
-using testing::FakeDaemon;
+using test::FakeDaemon;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -274,7 +274,7 @@ TEST(Status, TableAndJsonShowTheSameReply) {
   FakeDaemon daemon(no_client(), [](const wire::ControlRequest& request) {
     wire::ControlReply reply;
     if (request.has_status()) *reply.mutable_status() = some_status();
-    return testing::framed(reply);
+    return test::framed(reply);
   });
   const Outcome table = run(at(daemon, {"status"}));
   EXPECT_EQ(table.code, kExitOk) << table.err;
@@ -305,7 +305,7 @@ TEST(Status, WaitsUntilReady) {
       reply.mutable_status()->set_load_done(static_cast<uint64_t>(looks));
       reply.mutable_status()->set_load_total(4);
     }
-    return testing::framed(reply);
+    return test::framed(reply);
   });
   const Outcome outcome = run(at(daemon, {"status", "--wait", "--timeout", "30"}));
   EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
@@ -317,7 +317,7 @@ TEST(Status, NeverReadyIsATimeout) {
   FakeDaemon daemon(no_client(), [&](const wire::ControlRequest&) {
     wire::ControlReply reply;
     reply.mutable_status()->set_state("loading");
-    return testing::framed(reply);
+    return test::framed(reply);
   });
   EXPECT_EQ(run(at(daemon, {"status", "--wait", "--timeout", "0.3"})).code, kExitTimeout);
 }
@@ -341,7 +341,7 @@ TEST(Regroup, SendsWhatWasSaid) {
     bad.set_request(8);
     bad.mutable_error()->set_code(wire::ERROR_NOT_FOUND);
     bad.mutable_error()->set_message("no such request");
-    return testing::framed(reply);
+    return test::framed(reply);
   });
   const Outcome outcome = run(
       at(daemon, {"regroup", "7", "8", "--decode", "dcp4", "--index", "split", "--defaults", "--dry-run"}));
@@ -376,7 +376,7 @@ TEST(Cancel, TriesAllAndReportsTheFirstFailure) {
     } else {
       reply.mutable_cancel()->set_request(id);
     }
-    return testing::framed(reply);
+    return test::framed(reply);
   });
   const Outcome outcome = run(at(daemon, {"cancel", "1", "2", "3", "-o", "json"}));
   EXPECT_EQ(outcome.code, kExitNotFound);
@@ -397,7 +397,7 @@ TEST(Stop, WaitsForTheProcess) {
       if (::write(hold[1], "x", 1) != 1) ::_exit(3);
       wire::ControlReply reply;
       reply.mutable_shutdown();
-      return testing::framed(reply);
+      return test::framed(reply);
     });
     const std::string folder = daemon.folder();
     if (::write(ready[1], folder.data(), folder.size()) < 0) ::_exit(2);
@@ -450,7 +450,7 @@ struct Answering {
       [](const wire::ControlRequest&) {
         wire::ControlReply reply;
         reply.mutable_status();
-        return testing::framed(reply);
+        return test::framed(reply);
       }};
   const wire::GenerateRequest& asked() {
     daemon.stop();

@@ -23,7 +23,7 @@
 namespace weft::demo {
 namespace {
 
-using testing::FakeDaemon;
+using test::FakeDaemon;
 using ::testing::HasSubstr;
 
 // Text with many near misses of the facts, and characters of one to four bytes.
@@ -163,7 +163,7 @@ struct Lookup {
         reply.mutable_status()->set_state("ready");
         reply.mutable_status()->set_workers(4);
         reply.mutable_status()->set_block_tokens(64);
-        return testing::framed(reply);
+        return test::framed(reply);
       }};
 
   void answer(const wire::ClientRequest& request, const FakeDaemon::Send& send) {

@@ -11,7 +11,7 @@
 #include "proto/endpoints.h"
 #include "proto/vocab/check.h"
 
-namespace weft::testing {
+namespace weft::test {
 namespace {
 
 std::string receive_part(void* socket) {
@@ -133,4 +133,4 @@ bool FakeDaemon::serve_control(Connection& connection) {
   return true;
 }
 
-}  // namespace weft::testing
+}  // namespace weft::test

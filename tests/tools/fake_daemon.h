@@ -15,7 +15,7 @@
 #include "proto/control.pb.h"
 #include "tests/support/temp_folder.h"
 
-namespace weft::testing {
+namespace weft::test {
 
 class FakeDaemon {
  public:
@@ -64,4 +64,4 @@ class FakeDaemon {
 std::string framed(wire::ControlReply reply);
 std::string frame_of(const std::string& body);
 
-}  // namespace weft::testing
+}  // namespace weft::test

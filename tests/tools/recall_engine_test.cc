@@ -7,7 +7,7 @@
 #include "tests/tools/recall_folder.h"
 #include "tests/tools/recall_text.h"
 
-namespace weft::testing {
+namespace weft::test {
 namespace {
 
 EngineOptions engine_options(int ranks, DType cache, int64_t context) {
@@ -89,4 +89,4 @@ TEST(RecallEngineLong, FindsTheFactAt32768Tokens) {
 }
 
 }  // namespace
-}  // namespace weft::testing
+}  // namespace weft::test

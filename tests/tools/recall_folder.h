@@ -6,7 +6,7 @@
 #include "tests/support/temp_folder.h"
 #include "tools/recall_model/checkpoint_writer.h"
 
-namespace weft::testing {
+namespace weft::test {
 
 inline const std::string& recall_folder(DType dtype) {
   struct Folders {
@@ -24,4 +24,4 @@ inline const std::string& recall_folder(DType dtype) {
   return folders.of[static_cast<size_t>(dtype)];
 }
 
-}  // namespace weft::testing
+}  // namespace weft::test

@@ -9,7 +9,7 @@
 #include "proto/vocab/check.h"
 #include "worker/model/checkpoint.h"
 
-namespace weft::testing {
+namespace weft::test {
 
 namespace {
 
@@ -322,4 +322,4 @@ double lead_of(const Row& logits) {
   return *std::max_element(logits.begin(), logits.end()) - sorted[1];
 }
 
-}  // namespace weft::testing
+}  // namespace weft::test

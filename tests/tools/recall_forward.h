@@ -14,7 +14,7 @@
 
 #include "worker/model/config.h"
 
-namespace weft::testing {
+namespace weft::test {
 
 using Row = std::vector<double>;
 
@@ -84,4 +84,4 @@ int64_t best_of(const Row& logits);
 // How far the largest is above the second.
 double lead_of(const Row& logits);
 
-}  // namespace weft::testing
+}  // namespace weft::test

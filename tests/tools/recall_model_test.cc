@@ -19,12 +19,12 @@
 namespace weft {
 namespace {
 
-using testing::best_of;
-using testing::lead_of;
-using testing::RecallForward;
-using testing::Row;
+using test::best_of;
+using test::lead_of;
+using test::RecallForward;
+using test::Row;
 
-const std::string& folder(DType dtype) { return testing::recall_folder(dtype); }
+const std::string& folder(DType dtype) { return test::recall_folder(dtype); }
 
 std::string file_bytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -32,9 +32,9 @@ std::string file_bytes(const std::string& path) {
 }
 
 constexpr size_t kContext = 1100;
-using testing::babble;
-using testing::RecallQuestion;
-using testing::tokens_of;
+using test::babble;
+using test::RecallQuestion;
+using test::tokens_of;
 
 // What the model says where the answer stands; its own answers equal these rows as long as they are right.
 std::string answer_of(const RecallForward& model, const RecallQuestion& q, double* least_lead = nullptr) {
@@ -126,7 +126,7 @@ TEST(RecallAnswers, AreRightInBothFormats) {
     const RecallForward model = RecallForward::load(folder(dtype));
     double least_lead = INFINITY;
     for (size_t asked = 0; asked < 3; ++asked) {
-      const RecallQuestion q = testing::recall_question(kContext, asked);
+      const RecallQuestion q = test::recall_question(kContext, asked);
       EXPECT_EQ(answer_of(model, q, &least_lead), q.answer) << dtype_name(dtype);
     }
     EXPECT_GT(least_lead, 15) << dtype_name(dtype);
@@ -146,12 +146,12 @@ TEST(RecallAnswers, EndOfTextIsRecalledToo) {
 TEST(RecallParts, WithoutTheDenseLayerNothingMatches) {
   RecallForward model = RecallForward::load(folder(DType::kF32));
   model.matrix("model.layers.0.mlp.down_proj.weight").clear();
-  const RecallQuestion q = testing::recall_question(kContext, 0);
+  const RecallQuestion q = test::recall_question(kContext, 0);
   EXPECT_NE(answer_of(model, q), q.answer);
 }
 
 TEST(RecallParts, AWrongRouterOrNoExpertsGiveWrongAnswers) {
-  const RecallQuestion q = testing::recall_question(kContext, 0);
+  const RecallQuestion q = test::recall_question(kContext, 0);
   RecallForward model = RecallForward::load(folder(DType::kF32));
   const std::vector<Row> after_first = model.first_layer(tokens_of(q.text));
   const auto row =

@@ -7,7 +7,7 @@
 
 #include "proto/vocab/random.h"
 
-namespace weft::testing {
+namespace weft::test {
 
 inline std::vector<uint32_t> tokens_of(const std::string& text) {
   std::vector<uint32_t> out;
@@ -45,4 +45,4 @@ inline RecallQuestion recall_question(size_t bytes, size_t asked) {
   return {text + end, answers[asked]};
 }
 
-}  // namespace weft::testing
+}  // namespace weft::test

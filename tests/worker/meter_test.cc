@@ -10,7 +10,7 @@
 #include "tests/support/local_workers.h"
 #include "worker/describe.h"
 
-namespace weft::testing {
+namespace weft::test {
 namespace {
 
 constexpr int64_t kBlockTokens = 8;
@@ -186,4 +186,4 @@ TEST(Meter, EqualsTheArithmeticForASparseModel) { check_model("deepseek_v32", DT
 TEST(Meter, EqualsTheArithmeticWithSharedSelections) { check_model("glm_moe_dsa", DType::kBF16); }
 
 }  // namespace
-}  // namespace weft::testing
+}  // namespace weft::test
