@@ -98,10 +98,12 @@ TEST(LongPrompt, TheLicencesMakeAPrompt) {
   }
 }
 
-TEST(LongPrompt, RefusesATinyContext) {
-  const auto prompt = build_prompt({kLeastTokens - 1, 1, ""});
-  ASSERT_FALSE(prompt);
-  EXPECT_EQ(prompt.error().code, ErrorCode::kInvalidArgument);
+TEST(LongPrompt, RefusesATinyOrHugeContext) {
+  for (const size_t tokens : {kLeastTokens - 1, kMostTokens + 1, ~size_t{0}}) {
+    const auto prompt = build_prompt({tokens, 1, ""});
+    ASSERT_FALSE(prompt);
+    EXPECT_EQ(prompt.error().code, ErrorCode::kInvalidArgument);
+  }
 }
 
 // A source that is nothing but one repeated fact leaves no unique suffix only if the draw hits it.
@@ -150,7 +152,13 @@ TEST(SourceText, AFolderCountsEachContentOnce) {
 
 // ---- the whole demo against a daemon that looks things up
 
+// Of the 129 blocks of the first turn's 8,192 prompt tokens and 6 decoded ones.
+constexpr uint64_t kPageBytes = 4096, kBlocks = 129;
+
 struct Lookup {
+  uint64_t max_context = 1 << 20;
+  bool refuses = false;           // the first request
+  uint64_t blocks_per_rank = 32;  // as dcp(4) has them, but for the last block
   uint64_t switch_bytes = 0;
   bool caches = true;
   bool forgets = false;       // answers nonsense to the second question
@@ -158,11 +166,17 @@ struct Lookup {
   std::vector<std::string> prompts;
   FakeDaemon daemon{
       [this](const wire::ClientRequest& request, const FakeDaemon::Send& send) { answer(request, send); },
-      [](const wire::ControlRequest&) {
+      [this](const wire::ControlRequest&) {
         wire::ControlReply reply;
         reply.mutable_status()->set_state("ready");
         reply.mutable_status()->set_workers(4);
         reply.mutable_status()->set_block_tokens(64);
+        reply.mutable_status()->set_max_context(max_context);
+        for (uint32_t rank = 0; rank < 4; ++rank) {
+          auto& pool = *reply.mutable_status()->add_pools();
+          pool.set_rank(rank);
+          pool.mutable_entries()->set_page_bytes(kPageBytes);
+        }
         return test::framed(reply);
       }};
 
@@ -172,6 +186,11 @@ struct Lookup {
     const uint64_t shared = prompts.empty() || !caches ? 0 : prompts.back().size() / 64 * 64;
     prompts.push_back(text);
     wire::ClientReply reply;
+    if (refuses) {
+      reply.mutable_error()->set_code(wire::ERROR_TOO_LARGE);
+      send(reply);
+      return;
+    }
     reply.mutable_accepted()->set_request(prompts.size());
     reply.mutable_accepted()->set_prompt_tokens(text.size() + extra_tokens);
     send(reply);
@@ -196,7 +215,7 @@ struct Lookup {
     for (uint32_t rank = 0; rank < 4; ++rank) {
       auto& stored = *finished.mutable_trace()->add_stored();
       stored.set_rank(rank);
-      stored.set_entries(1 << 20);
+      stored.set_entries(blocks_per_rank * kPageBytes);
     }
     send(reply);
   }
@@ -235,6 +254,52 @@ TEST(Demo, AGoodRunIsReportedAsGood) {
   EXPECT_EQ(lookup.prompts[0].size(), 8192u);
   for (size_t i = 1; i < 3; ++i)
     EXPECT_EQ(lookup.prompts[i].rfind(lookup.prompts[i - 1], 0), 0u) << "a turn goes on";
+}
+
+// A rank's share is that of a whole copy, not of what all ranks store together.
+TEST(Demo, SharesAreOfOneCopy) {
+  Lookup split;
+  const DemoOutcome quarter = demo(split, "table");
+  EXPECT_THAT(quarter.out, HasSubstr("of one copy"));
+  EXPECT_THAT(quarter.out, HasSubstr("128.0 KiB         25 %"));
+  EXPECT_THAT(quarter.out, HasSubstr("One copy of all tokens' entries has 516.0 KiB."));
+  Lookup whole;
+  whole.blocks_per_rank = kBlocks;
+  EXPECT_THAT(demo(whole, "table").out, HasSubstr("516.0 KiB        100 %"));
+}
+
+struct Refused {
+  Error error;
+  std::string out;
+  size_t requests;
+};
+
+Refused refused(Lookup& lookup) {
+  std::istringstream in;
+  std::ostringstream out, err;
+  ctl::Context context{{}, in, out, err, {}};
+  context.arguments.state_dir = lookup.daemon.folder();
+  context.arguments.timeout_s = 60;
+  const auto outcome = run_demo({8192, "", 11, "salt"}, context);
+  EXPECT_FALSE(outcome);
+  return {outcome ? Error{} : outcome.error(), out.str(), lookup.prompts.size()};
+}
+
+TEST(Demo, ARefusalComesBeforeAnyWord) {
+  Lookup small;  // room for the document, but not for all three turns
+  small.max_context = 8192 + 64;
+  const Refused room = refused(small);
+  EXPECT_EQ(room.error.code, ErrorCode::kTooLarge);
+  EXPECT_EQ(room.error.field, "--context");
+  EXPECT_THAT(room.error.message, HasSubstr("the daemon takes up to 8,256"));
+  EXPECT_EQ(room.out, "");
+  EXPECT_EQ(room.requests, 0u);
+  Lookup full;
+  full.refuses = true;
+  const Refused pool = refused(full);
+  EXPECT_EQ(pool.error.code, ErrorCode::kTooLarge);
+  EXPECT_EQ(pool.out, "");
+  EXPECT_EQ(pool.requests, 1u);
 }
 
 TEST(Demo, JsonHasTheSameFacts) {

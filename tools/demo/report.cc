@@ -69,18 +69,26 @@ std::string phases_table(const Report& report, const ctl::Terminal& terminal) {
   return table.text(terminal);
 }
 
+// Bytes of the first turn's entries if they are stored once. What the last token adds is never stored.
+uint64_t one_copy(const Report& report) {
+  const auto& usage = report.turns.front().finished.usage();
+  const auto block = static_cast<int64_t>(report.status.block_tokens());
+  if (block == 0 || report.status.pools().empty()) return 0;
+  const auto tokens = static_cast<int64_t>(usage.prompt_tokens() + decoded_tokens(usage));
+  return static_cast<uint64_t>(ceil_div(tokens, block)) * report.status.pools(0).entries().page_bytes();
+}
+
 std::string stored_table(const Report& report, const ctl::Terminal& terminal) {
-  const auto& stored = report.turns.front().finished.trace().stored();
-  uint64_t entries = 0;
-  for (const auto& rank : stored) entries += rank.entries();
-  Table table({{"rank", true}, {"entries", true}, {"share", true}, {"index keys", true}, {"together", true}});
-  for (const auto& rank : stored) {
-    const double share =
-        entries == 0 ? 0 : static_cast<double>(rank.entries()) / static_cast<double>(entries);
-    table.add({std::to_string(rank.rank()), bytes(rank.entries()), percent(share), bytes(rank.index_keys()),
-               bytes(rank.entries() + rank.index_keys())});
+  const uint64_t whole = one_copy(report);
+  Table table(
+      {{"rank", true}, {"entries", true}, {"of one copy", true}, {"index keys", true}, {"together", true}});
+  for (const auto& rank : report.turns.front().finished.trace().stored()) {
+    const double share = static_cast<double>(rank.entries()) / static_cast<double>(whole);
+    table.add({std::to_string(rank.rank()), bytes(rank.entries()), whole == 0 ? "-" : percent(share),
+               bytes(rank.index_keys()), bytes(rank.entries() + rank.index_keys())});
   }
-  return table.text(terminal);
+  return table.text(terminal) +
+         (whole == 0 ? "" : "One copy of all tokens' entries has " + bytes(whole) + ".\n");
 }
 
 void add_to(std::vector<uint64_t>& sums, const wire::Crossed& crossed) {

@@ -1,5 +1,6 @@
 #include "tools/demo/run.h"
 
+#include <functional>
 #include <iostream>
 
 #include "proto/vocab/units.h"
@@ -45,6 +46,23 @@ void introduce(const DemoOptions& options, const LongPrompt& prompt, const wire:
               << std::flush;
 }
 
+// Tokens of the last turn with its answer: the most that the daemon must take. One token per byte.
+size_t longest_turn(const LongPrompt& prompt) {
+  size_t tokens = prompt.document.size();
+  for (const Fact& fact : prompt.facts) tokens += fact.question().size() + fact.answer.size();
+  return tokens;
+}
+
+// Refused before the document has been read for minutes.
+Result<void> check_room(const LongPrompt& prompt, const wire::StatusReply& status) {
+  const size_t needed = longest_turn(prompt);
+  if (needed <= status.max_context()) return {};
+  return error(ErrorCode::kTooLarge,
+               "the document with three questions and answers has " + count(needed) +
+                   " tokens; the daemon takes up to " + count(status.max_context()) + " (its --max-context)",
+               "--context");
+}
+
 // What all turns ask alike.
 wire::GenerateRequest common_request(const DemoOptions& options, const ctl::Arguments& arguments) {
   wire::GenerateRequest request;
@@ -55,15 +73,17 @@ wire::GenerateRequest common_request(const DemoOptions& options, const ctl::Argu
   return request;
 }
 
-Result<Turn> ask_for(const Fact& fact, const wire::GenerateRequest& request, const std::string& label,
-                     client::Client& client, ctl::Context& context) {
+// `accepted` is called when the daemon has taken the request: until then it may refuse it.
+Result<Turn> ask_for(const Fact& fact, const wire::GenerateRequest& request,
+                     const std::function<void(const wire::Accepted&)>& accepted, client::Client& client,
+                     ctl::Context& context) {
   const bool people = !context.arguments.json();
   Turn turn;
   turn.fact = fact;
   ProgressBar bar(context.err, context.terminal);
   client::StreamHandlers handlers;
-  handlers.accepted = [&](const wire::Accepted& accepted) {
-    if (people) context.out << label << " " << count(accepted.prompt_tokens()) << " tokens\n" << std::flush;
+  handlers.accepted = [&](const wire::Accepted& reply) {
+    accepted(reply);
     bar.start();
   };
   handlers.progress = [&](const wire::PrefillProgress& progress) {
@@ -81,7 +101,7 @@ Result<Turn> ask_for(const Fact& fact, const wire::GenerateRequest& request, con
   auto finished = client.generate(request, handlers, ctl::timeout_of(context.arguments, client::kForever));
   turn.wall_ns = static_cast<uint64_t>((monotonic_now() - begin).count());
   bar.clear();
-  if (people) context.out << "\n" << std::flush;
+  if (people && !turn.answered.empty()) context.out << "\n" << std::flush;
   if (!finished) return std::move(finished).error();
   turn.finished = std::move(*finished);
   turn.answered += turn.finished.text();
@@ -98,8 +118,8 @@ Result<bool> run_demo(const DemoOptions& options, ctl::Context& context) {
   wire::ControlRequest status_request;
   status_request.mutable_status();
   TRY(const auto status, ctl::ask(context, std::move(status_request)));
+  TRY_VOID(check_room(prompt, status.status()));
   TRY(auto client, ctl::connect_client(context));
-  if (!context.arguments.json()) introduce(options, prompt, status.status(), context);
 
   Report report{options.context, prompt.document.size(), options.seed, status.status(), {}};
   wire::GenerateRequest request = common_request(options, context.arguments);
@@ -107,10 +127,16 @@ Result<bool> run_demo(const DemoOptions& options, ctl::Context& context) {
   for (size_t i = 0; i < prompt.facts.size(); ++i) {
     const Fact& fact = prompt.facts[i];
     conversation += fact.question();
-    const std::string label = "[" + std::to_string(i + 1) + "/" + std::to_string(prompt.facts.size()) + "]";
+    const auto accepted = [&](const wire::Accepted& reply) {
+      if (context.arguments.json()) return;
+      if (i == 0) introduce(options, prompt, status.status(), context);
+      context.out << "[" << i + 1 << "/" << prompt.facts.size() << "] " << count(reply.prompt_tokens())
+                  << " tokens\n"
+                  << std::flush;
+    };
     request.set_text(conversation);
     request.set_max_tokens(static_cast<uint32_t>(fact.answer.size()));  // one token per byte
-    TRY(Turn turn, ask_for(fact, request, label, client, context));
+    TRY(Turn turn, ask_for(fact, request, accepted, client, context));
     turn.planted_at = static_cast<double>(fact.offset) / static_cast<double>(prompt.document.size());
     conversation += turn.answered;
     report.turns.push_back(std::move(turn));
