@@ -12,7 +12,7 @@ Usage: tools/quickstart.sh [options]
   --workers N   worker processes, 1 to 8 (default 4)
   --file PATH   text to read instead of the licences in /usr/share/common-licenses
   --seed N      of the planted facts; default: new ones each time
-  --keep        leave the daemon running and say what to try next
+  --keep        leave the daemon running in the background and say what to try next
   --built DIR   use the programs in this build folder instead of installing and building
   --help        this text
 
@@ -35,11 +35,14 @@ while [[ $# -gt 0 ]]; do
     --context) needs_value "$@"; in_range "$1" "$2" 2048 1032192; context=$2; shift ;;
     --workers) needs_value "$@"; in_range "$1" "$2" 1 8; workers=$2; shift ;;
     --file) needs_value "$@"
-      [[ -r $2 ]] || { echo "quickstart: cannot read $2" >&2; exit 2; }
+      [[ -r $2 ]] || { echo "quickstart: --file: cannot read $2" >&2; exit 2; }
+      [[ ! -f $2 || -s $2 ]] || { echo "quickstart: --file: $2 is empty" >&2; exit 2; }
       demo_options+=(--file "$(realpath "$2")"); shift ;;
     --seed) needs_value "$@"; in_range "$1" "$2" 0 999999999; demo_options+=(--seed "$2"); shift ;;
     --keep) keep=true ;;
-    --built) needs_value "$@"; built=$(realpath "$2"); shift ;;
+    --built) needs_value "$@"
+      [[ -x $2/bin/weftd ]] || { echo "quickstart: --built: no programs in $2/bin" >&2; exit 2; }
+      built=$(realpath "$2"); shift ;;
     --help | -h) usage; exit 0 ;;
     *) echo "quickstart: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
@@ -109,7 +112,7 @@ check_nothing_left() {
 # One at a time in a build folder: a second one waits here.
 mkdir -p "$build"
 exec 8>"$build/.quickstart.lock"
-flock 8
+flock --nonblock 8 || { echo "waiting for another quickstart in this build folder"; flock 8; }
 
 if [[ -z $built ]]; then
   step "Packages"
@@ -122,10 +125,8 @@ fi
 
 step "Recall model"
 if [[ ! -f $model/config.json || $bin/weft-recall-model -nt $model/config.json ]]; then
-  rm -rf "$model" "$model.new"
-  mkdir -p "$(dirname "$model")"
-  "$bin/weft-recall-model" --out "$model.new"
-  mv "$model.new" "$model"
+  rm -rf "$model"
+  "$bin/weft-recall-model" --out "$model"  # config.json comes last: where it is, all is
 else
   echo "$model is up to date"
 fi
@@ -158,17 +159,20 @@ demo=0
 
 if [[ $keep == true && $demo == 0 ]]; then
   trap - EXIT INT TERM
+  printf -v ctl '%q' "$bin/weftctl"
+  printf -v demo_program '%q' "$bin/weft-demo"
+  printf -v at -- '--state-dir %q' "$state"
   cat <<TEXT
 
-The daemon is still running. Try:
-  $bin/weftctl status --state-dir $state
-  $bin/weftctl requests --all --state-dir $state
-  $bin/weftctl explain 1 --state-dir $state
-  $bin/weftctl generate 'To be or not to be, that is it. To be or not to be' -n 12 --decode dp --state-dir $state
-  $bin/weftctl regroup --defaults --decode tp --state-dir $state
-  $bin/weft-demo --state-dir $state --context $context --index split
-Stop it with:
-  $bin/weftctl stop --state-dir $state && rm -r $state
+weftd (process $daemon) goes on in the background; its sockets and its log, weftd.log, are in $state. Try:
+  $ctl status $at
+  $ctl requests --all $at
+  $ctl explain 1 $at
+  $ctl generate 'To be or not to be, that is it. To be or not to be' -n 12 --decode dp $at
+  $ctl regroup --defaults --decode tp $at
+  $demo_program $at --context $context --index split
+Stop it and remove all of it with:
+  $ctl stop $at && rm -r ${at#--state-dir }
 TEXT
   exit 0
 fi
