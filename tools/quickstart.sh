@@ -52,7 +52,7 @@ done
 build=${built:-build/release}
 bin=$build/bin
 model=$build/models/recall
-daemon=  state=  stopped=false
+daemon="" state="" stopped=false
 
 step() { printf '\n==> %s  (%d s)\n' "$*" "$SECONDS"; }
 

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 constexpr Duration kStart = std::chrono::seconds(120);
 constexpr Duration kControl = std::chrono::seconds(10);
 constexpr Duration kStop = std::chrono::seconds(20);
-constexpr Duration kLook = std::chrono::milliseconds(20);
+constexpr Duration kLook = std::chrono::milliseconds(20);  // between two questions to a daemon that starts
 
 // The child gets `death` when this process dies. Only async-signal-safe calls between fork and exec: the
 // client library may have threads.
@@ -151,6 +151,8 @@ bool DaemonProcess::ended(Duration timeout) {
   return true;
 }
 
+// Readiness is asked for, since the control socket announces nothing; between two questions an end is noticed
+// at once.
 Result<void> DaemonProcess::wait_until_ready() {
   const Time end = monotonic_now() + kStart;
   wire::ControlRequest request;

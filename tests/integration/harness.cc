@@ -2,9 +2,12 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/inotify.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +16,9 @@
 #include <fstream>
 #include <sstream>
 #include <thread>
+
+#include "tools/client/control.h"
+#include "tools/client/deadline.h"
 
 namespace weft::integration {
 namespace {
@@ -67,7 +73,7 @@ bool wait_until(const std::function<bool()>& done) {
   const Time end = monotonic_now() + kPatience;
   while (!done()) {
     if (monotonic_now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // nothing announces what `done` looks at
   }
   return true;
 }
@@ -127,8 +133,22 @@ Daemon::~Daemon() {
 }
 
 bool Daemon::wait_ready() {
-  const bool ready = wait_until(
-      [&] { return read_file(folder_ + "/out").find("weftd ready") != std::string::npos || !running(); });
+  const client::Deadline deadline(kPatience);
+  const int written = ::inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+  const int ended = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));
+  CHECK(written >= 0 && ended >= 0);
+  CHECK_GE(::inotify_add_watch(written, folder_.c_str(), IN_MODIFY), 0);
+  bool ready = false;
+  while (!(ready = read_file(folder_ + "/out").find("weftd ready") != std::string::npos) && running() &&
+         !deadline.passed()) {
+    pollfd items[] = {{written, POLLIN, 0}, {ended, POLLIN, 0}};
+    ::poll(items, std::size(items), deadline.poll_ms());
+    char events[4096];
+    while (::read(written, events, sizeof events) > 0) {  // that something was written is enough
+    }
+  }
+  ::close(written);
+  ::close(ended);
   if (!ready || !running()) return false;
   remember_workers();
   return true;
@@ -144,8 +164,16 @@ bool Daemon::running() {
 }
 
 int Daemon::wait_exit() {
-  EXPECT_TRUE(wait_until([&] { return !running(); }));
-  return exit_code_.value_or(-2);
+  if (running()) {
+    const auto ended = client::wait_for_exit(pid_, kPatience);
+    EXPECT_TRUE(ended) << (ended ? "" : ended.error().text());
+  }
+  return running() ? -2 : *exit_code_;
+}
+
+bool Daemon::wait_workers_gone() const {
+  return std::all_of(seen_workers_.begin(), seen_workers_.end(),
+                     [](pid_t worker) { return client::wait_for_exit(worker, kPatience).has_value(); });
 }
 
 client::Client Daemon::client() {

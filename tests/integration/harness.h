@@ -1,7 +1,7 @@
 // A real weftd with real workers, in a state folder of its own, for tests that start, kill and stop it.
 //
-// Uses the built binaries and the client library, as a user would. Every wait is for an event; a generous
-// limit (kPatience) turns a wait for something that never comes into a failed test.
+// Uses the built binaries and the client library, as a user would. Every wait is for an event or a state; a
+// generous limit (kPatience) turns a wait for something that never comes into a failed test.
 #pragma once
 
 #include <sys/types.h>
@@ -20,7 +20,8 @@ namespace weft::integration {
 
 inline constexpr Duration kPatience = std::chrono::seconds(120);
 
-// Turns until `done`, sleeping a little in between; false after kPatience.
+// For what only looking tells (a counter of the daemon, a line in its log): looks again and again; false
+// after kPatience.
 bool wait_until(const std::function<bool()>& done);
 bool process_lives(pid_t pid);
 
@@ -51,6 +52,8 @@ class Daemon {
   void signal(int number);
   // Waits for its end; the exit code, or -1 if a signal ended it.
   int wait_exit();
+  // Waits for the end of every worker that was seen; false after kPatience.
+  bool wait_workers_gone() const;
   bool running();
 
   client::Client client();

@@ -133,7 +133,7 @@ TEST(Lifecycle, TheDaemonsDeathEndsTheWorkersAndASuccessorTakesItsFolder) {
     EXPECT_EQ(answer.failure->code, ErrorCode::kUnavailable);
     EXPECT_EQ(daemon.wait_exit(), -1);
     const Time died = monotonic_now();
-    EXPECT_TRUE(wait_until([&] { return daemon.leftovers().find("process") == std::string::npos; }));
+    EXPECT_TRUE(daemon.wait_workers_gone());
     // What users are promised: the daemon's death ends the workers within 2 s.
     EXPECT_LT(seconds(monotonic_now() - died), 2.0);
   }
