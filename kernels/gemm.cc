@@ -89,11 +89,11 @@ void share_fetch(const Work& work, const Block& block, int64_t index, int64_t co
   tile.fetch_per_round = std::min(kFetchEvery, ceil_div(ceil_div(block.next_steps, rounds), count));
   const int64_t begin = index * rounds * tile.fetch_per_round;
   tile.fetch_steps = std::clamp<int64_t>(block.next_steps - begin, 0, rounds * tile.fetch_per_round);
-  for (int slot = 0; slot < tile.panels; ++slot) {
+  for (int i = 0; i < tile.panels; ++i) {
     // A narrower last strip: fetching its last panel again is harmless.
-    const int64_t ahead = std::min(panel - block.panel_begin + slot, block.next_panels - 1);
-    tile.fetch[slot] = work.panels.weights(work.p, block.next_panel + ahead, work.panel_bytes,
-                                           work.step_begin + block.next_step + begin);
+    const int64_t ahead = std::min(panel - block.panel_begin + i, block.next_panels - 1);
+    tile.fetch[i] = work.panels.weights(work.p, block.next_panel + ahead, work.panel_bytes,
+                                        work.step_begin + block.next_step + begin);
   }
 }
 
@@ -105,11 +105,10 @@ void run_row_tile(const Work& work, const Block& block, GemmTile& tile, int64_t 
     int64_t panels = std::min(most, block.panel_end - panel);
     if (panels > 4 && panels < kTilePanels) panels = 4;
     tile.panels = static_cast<int>(panels);
-    for (int slot = 0; slot < tile.panels; ++slot) {
-      tile.w[slot] =
-          work.panels.weights(work.p, panel + slot, work.panel_bytes, work.step_begin + block.step);
-      tile.y[slot] = work.panels.outputs(work.p, panel + slot, row);
-      tile.columns[slot] = work.panels.columns(panel + slot);
+    for (int i = 0; i < tile.panels; ++i) {
+      tile.w[i] = work.panels.weights(work.p, panel + i, work.panel_bytes, work.step_begin + block.step);
+      tile.y[i] = work.panels.outputs(work.p, panel + i, row);
+      tile.columns[i] = work.panels.columns(panel + i);
     }
     if (block.next_panels > 0) share_fetch(work, block, index, count, panel, tile);
     work.kernel.run(tile);

@@ -61,26 +61,26 @@ struct ControlArena::Header {
   std::atomic<uint32_t> token_waiters;  // too high once a waiter was killed: needless wakes, no harm
   ExchangeBell exchange_bell;
 };
-struct ControlArena::PlanSlot {
+struct ControlArena::PlanCell {
   uint32_t sequence, epoch, bytes;
-  std::byte* data() { return reinterpret_cast<std::byte*>(this) + sizeof(PlanSlot); }
+  std::byte* data() { return reinterpret_cast<std::byte*>(this) + sizeof(PlanCell); }
 };
-struct ControlArena::ResultSlot {
+struct ControlArena::ResultCell {
   uint64_t bytes;
-  std::byte* data() { return reinterpret_cast<std::byte*>(this) + sizeof(ResultSlot); }
+  std::byte* data() { return reinterpret_cast<std::byte*>(this) + sizeof(ResultCell); }
 };
 
 ControlArena::Layout::Layout(const ControlLimits& limits) {
   const auto ranks = static_cast<size_t>(limits.rank_count);
   const auto tables_count = static_cast<size_t>(limits.table_count);
-  plan_stride = padded(sizeof(PlanSlot) + static_cast<size_t>(limits.plan_bytes_max));
-  result_stride = padded(sizeof(ResultSlot) + static_cast<size_t>(limits.result_bytes_max));
+  plan_stride = padded(sizeof(PlanCell) + static_cast<size_t>(limits.plan_bytes_max));
+  result_stride = padded(sizeof(ResultCell) + static_cast<size_t>(limits.result_bytes_max));
   states = padded(sizeof(Header));
   flags = states + ranks * sizeof(RankState);
   tokens = flags + ranks * sizeof(ExchangeFlag);
   plans = tokens + padded(size_t{kTokenSteps} * static_cast<size_t>(limits.max_samples) * sizeof(uint64_t));
-  results = plans + size_t{kPlanSlots} * plan_stride;
-  versions = results + ranks * size_t{kResultSlots} * result_stride;
+  results = plans + size_t{kPlanCells} * plan_stride;
+  versions = results + ranks * size_t{kResultCells} * result_stride;
   tables = versions + padded(tables_count * sizeof(uint32_t));
   total = tables + tables_count * static_cast<size_t>(limits.table_blocks) * sizeof(TableEntry);
 }
@@ -142,9 +142,9 @@ const std::atomic<uint32_t>& ControlArena::abort_word() const { return header()-
 
 // ---- plans
 
-ControlArena::PlanSlot* ControlArena::plan_slot(uint32_t sequence) const {
-  return reinterpret_cast<PlanSlot*>(mapping_.data() + layout_.plans +
-                                     sequence % kPlanSlots * layout_.plan_stride);
+ControlArena::PlanCell* ControlArena::plan_cell(uint32_t sequence) const {
+  return reinterpret_cast<PlanCell*>(mapping_.data() + layout_.plans +
+                                     sequence % kPlanCells * layout_.plan_stride);
 }
 
 uint32_t ControlArena::plans_published() const {
@@ -155,17 +155,17 @@ void ControlArena::publish_plan(Epoch epoch, std::span<const std::byte> plan) {
   Header* head = header();
   CHECK_LE(static_cast<int64_t>(plan.size()), limits_.plan_bytes_max);
   const uint32_t sequence = plans_published();
-  PlanSlot* slot = plan_slot(sequence);
-  if (slot->epoch != 0 && !aborted(Epoch{slot->epoch})) {  // the slot's last plan may still have readers
+  PlanCell* cell = plan_cell(sequence);
+  if (cell->epoch != 0 && !aborted(Epoch{cell->epoch})) {  // the cell's last plan may still have readers
     for (int rank = 0; rank < limits_.rank_count; ++rank) {
       const uint32_t read = rank_state(rank).plans_read.load(std::memory_order_acquire);
-      CHECK(ahead(read, slot->sequence) > 0, "rank ", rank, " has yet to read plan ", slot->sequence);
+      CHECK(ahead(read, cell->sequence) > 0, "rank ", rank, " has yet to read plan ", cell->sequence);
     }
   }
-  slot->sequence = sequence;
-  slot->epoch = number(epoch);
-  slot->bytes = static_cast<uint32_t>(plan.size());
-  if (!plan.empty()) std::memcpy(slot->data(), plan.data(), plan.size());
+  cell->sequence = sequence;
+  cell->epoch = number(epoch);
+  cell->bytes = static_cast<uint32_t>(plan.size());
+  if (!plan.empty()) std::memcpy(cell->data(), plan.data(), plan.size());
   head->plans_published.store(sequence + 1, std::memory_order_release);
   head->plan_bell.fetch_add(1, std::memory_order_seq_cst);
   futex_wake(head->plan_bell);
@@ -179,9 +179,9 @@ std::optional<ControlArena::PlanView> ControlArena::wait_plan(uint32_t sequence,
     return gave_up || ahead(plans_published(), sequence) > 0;
   });
   if (!done || gave_up) return std::nullopt;
-  PlanSlot* slot = plan_slot(sequence);
-  CHECK_EQ(slot->sequence, sequence);  // else it was overwritten before this rank read it
-  return PlanView{Epoch{slot->epoch}, {slot->data(), slot->bytes}};
+  PlanCell* cell = plan_cell(sequence);
+  CHECK_EQ(cell->sequence, sequence);  // else it was overwritten before this rank read it
+  return PlanView{Epoch{cell->epoch}, {cell->data(), cell->bytes}};
 }
 
 void ControlArena::plan_read(int rank, uint32_t next) {
@@ -190,9 +190,9 @@ void ControlArena::plan_read(int rank, uint32_t next) {
 
 // ---- results
 
-ControlArena::ResultSlot* ControlArena::result_slot(int rank, uint32_t number) const {
-  const size_t index = static_cast<size_t>(rank) * kResultSlots + number % kResultSlots;
-  return reinterpret_cast<ResultSlot*>(mapping_.data() + layout_.results + index * layout_.result_stride);
+ControlArena::ResultCell* ControlArena::result_cell(int rank, uint32_t number) const {
+  const size_t index = static_cast<size_t>(rank) * kResultCells + number % kResultCells;
+  return reinterpret_cast<ResultCell*>(mapping_.data() + layout_.results + index * layout_.result_stride);
 }
 
 bool ControlArena::publish_result(int rank, std::span<const std::byte> result, Duration timeout) {
@@ -200,12 +200,12 @@ bool ControlArena::publish_result(int rank, std::span<const std::byte> result, D
   RankState& state = rank_state(rank);
   const uint32_t written = state.results_written.load(std::memory_order_relaxed);
   const bool room = wait_for_bell(state.results_read, timeout, [&] {
-    return ahead(written, state.results_read.load(std::memory_order_acquire)) < kResultSlots;
+    return ahead(written, state.results_read.load(std::memory_order_acquire)) < kResultCells;
   });
   if (!room) return false;
-  ResultSlot* slot = result_slot(rank, written);
-  slot->bytes = result.size();
-  if (!result.empty()) std::memcpy(slot->data(), result.data(), result.size());
+  ResultCell* cell = result_cell(rank, written);
+  cell->bytes = result.size();
+  if (!result.empty()) std::memcpy(cell->data(), result.data(), result.size());
   state.results_written.store(written + 1, std::memory_order_seq_cst);
   futex_wake(state.results_written);
   return true;
@@ -218,11 +218,11 @@ std::optional<std::vector<std::byte>> ControlArena::take_result(int rank) {
   if (written == read) return std::nullopt;
   std::vector<std::byte> result;
   uint32_t next = read + 1;
-  if (ahead(written, read) < 0 || ahead(written, read) > kResultSlots) {
+  if (ahead(written, read) < 0 || ahead(written, read) > kResultCells) {
     next = written;
-  } else if (ResultSlot* slot = result_slot(rank, read);
-             slot->bytes <= static_cast<uint64_t>(limits_.result_bytes_max)) {
-    result.assign(slot->data(), slot->data() + slot->bytes);
+  } else if (ResultCell* cell = result_cell(rank, read);
+             cell->bytes <= static_cast<uint64_t>(limits_.result_bytes_max)) {
+    result.assign(cell->data(), cell->data() + cell->bytes);
   }
   state.results_read.store(next, std::memory_order_seq_cst);
   futex_wake(state.results_read);

@@ -5,14 +5,14 @@
 //   header │ rank state × W │ exchange flag × W │ token table │ plan ring │ result ring × W │ table versions
 //   │ page tables
 //
-// Plans are published by the daemon into a ring of kPlanSlots; each worker reads all of them in order. A plan
+// Plans are published by the daemon into a ring of kPlanCells; each worker reads all of them in order. A plan
 // names page tables by id; the daemon writes table entries before it publishes the plan that reads them, and
 // never changes an entry that a plan in flight may read. Sampled tokens go into the token table, tagged with
 // their step, where the next plan may read them before the daemon has seen them. Table entries are zero until
 // written.
 //
 // Single writer for every word: the daemon for header, plans and tables; rank r for its state, its exchange
-// flag, its result ring and the token slots it samples. The exceptions are bells: words that anyone bumps to
+// flag, its result ring and the token cells it samples. The exceptions are bells: words that anyone bumps to
 // wake sleepers. A waiter reads the bell, looks for what it waits for, and sleeps only while the bell is as
 // it was read; so no wake is lost, and an abort ends every wait at once.
 //
@@ -35,8 +35,8 @@ namespace weft::kv {
 
 inline constexpr uint32_t kControlMagic = 0x57454654;  // "WEFT"
 inline constexpr uint32_t kControlVersion = 1;
-inline constexpr int kPlanSlots = 4;  // at most two plans are in flight
-inline constexpr int kResultSlots = 8;
+inline constexpr int kPlanCells = 4;  // at most two plans are in flight
+inline constexpr int kResultCells = 8;
 inline constexpr int kTokenSteps = 8;  // steps whose sampled tokens stay readable
 
 struct ControlLimits {
@@ -89,8 +89,8 @@ class ControlArena {
 
   // ---- plan ring. sequence numbers count published plans from 0 over the arena's life.
   uint32_t plans_published() const;
-  // Daemon. CHECKs size and that no reader can still need the slot: every rank has read plan `sequence −
-  // kPlanSlots`, or that plan's epoch was aborted.
+  // Daemon. CHECKs size and that no reader can still need the cell: every rank has read plan `sequence −
+  // kPlanCells`, or that plan's epoch was aborted.
   void publish_plan(Epoch epoch, std::span<const std::byte> plan);
   struct PlanView {
     Epoch epoch{};
@@ -133,8 +133,8 @@ class ControlArena {
 
  private:
   struct Header;
-  struct PlanSlot;
-  struct ResultSlot;
+  struct PlanCell;
+  struct ResultCell;
   // Byte offsets of the parts, a function of the limits.
   struct Layout {
     explicit Layout(const ControlLimits& limits);
@@ -144,8 +144,8 @@ class ControlArena {
 
   ControlArena(Mapping mapping, const ControlLimits& limits);
   Header* header() const;
-  PlanSlot* plan_slot(uint32_t sequence) const;
-  ResultSlot* result_slot(int rank, uint32_t number) const;
+  PlanCell* plan_cell(uint32_t sequence) const;
+  ResultCell* result_cell(int rank, uint32_t number) const;
   std::atomic<uint64_t>& token_word(StepId step, uint32_t sample_index) const;
   std::atomic<uint32_t>& version_word(TableId id) const;
   TableEntry* table_data(TableId id) const;

@@ -17,16 +17,16 @@ TokenWork token_work(const ModelConfig& config, DType dtype) {
   worker::ModelWeights weights;
   const worker::WeightPlan plan = worker::plan_weights(config, dtype, weights);
   TokenWork out;
-  for (const worker::WeightSlot& slot : plan.slots) {
-    if (slot.form != worker::WeightForm::kPacked) continue;
-    const auto* view = std::get<kernels::PackedMatrix*>(slot.view);
+  for (const worker::WeightPlace& place : plan.places) {
+    if (place.form != worker::WeightForm::kPacked) continue;
+    const auto* view = std::get<kernels::PackedMatrix*>(place.view);
     // Fused sources are given for routed experts alone.
-    const bool expert = !slot.source.name.empty() && !slot.fused.name.empty();
+    const bool expert = !place.source.name.empty() && !place.fused.name.empty();
     const double met =
         expert ? static_cast<double>(config.experts_per_token) / static_cast<double>(config.experts) : 1.0;
     Work& work = view == &weights.head ? out.head : out.body;
-    work.operations += met * 2.0 * static_cast<double>(slot.groups * slot.outputs * slot.k);
-    work.bytes += met * static_cast<double>(slot.bytes);
+    work.operations += met * 2.0 * static_cast<double>(place.groups * place.outputs * place.k);
+    work.bytes += met * static_cast<double>(place.bytes);
   }
   return out;
 }

@@ -133,7 +133,7 @@ TEST_F(ControlArenaTest, AbortIsOfOneEpochAndAllBefore) {
 }
 
 TEST_F(ControlArenaTest, PublishingOverAnUnreadPlanDies) {
-  for (int i = 0; i < kPlanSlots; ++i) daemon_.publish_plan(kEpoch, as_bytes("x"));
+  for (int i = 0; i < kPlanCells; ++i) daemon_.publish_plan(kEpoch, as_bytes("x"));
   worker_.plan_read(0, 1);
   worker_.plan_read(1, 1);
   EXPECT_DEATH(daemon_.publish_plan(kEpoch, as_bytes("x")), "rank 2 has yet to read plan 0");
@@ -148,14 +148,14 @@ TEST_F(ControlArenaTest, PublishingOverAnUnreadPlanDies) {
 // ---- results
 
 TEST_F(ControlArenaTest, ResultsOfOneRankWaitForRoom) {
-  for (int i = 0; i < kResultSlots; ++i)
+  for (int i = 0; i < kResultCells; ++i)
     ASSERT_TRUE(worker_.publish_result(1, as_bytes(std::to_string(i)), 0ms));
   EXPECT_FALSE(worker_.publish_result(1, as_bytes("full"), 1ms));
   EXPECT_TRUE(worker_.publish_result(2, {}, 0ms));  // another rank has its own
   std::thread writer([&] { EXPECT_TRUE(worker_.publish_result(1, as_bytes("8"), kLong)); });
   EXPECT_EQ(as_text(daemon_.take_result(1).value()), "0");
   writer.join();
-  for (int i = 1; i <= kResultSlots; ++i)
+  for (int i = 1; i <= kResultCells; ++i)
     EXPECT_EQ(as_text(daemon_.take_result(1).value()), std::to_string(i));
   EXPECT_FALSE(daemon_.take_result(1).has_value());
   EXPECT_EQ(daemon_.take_result(2).value().size(), 0u);
@@ -255,20 +255,20 @@ TEST_F(ControlArenaTest, PartsAreApart) {
     for (uint64_t step = 1; step <= kTokenSteps; ++step)
       worker_.write_token(StepId{step}, sample, 0x77777777);
   }
-  for (int i = 0; i < kPlanSlots; ++i)
+  for (int i = 0; i < kPlanCells; ++i)
     daemon_.publish_plan(kEpoch, std::vector<std::byte>(100, std::byte{0x88}));
   for (int rank = 0; rank < 3; ++rank) {
-    for (int i = 0; i < kResultSlots; ++i)
+    for (int i = 0; i < kResultCells; ++i)
       worker_.publish_result(rank, std::vector<std::byte>(50, std::byte(rank)), 0ms);
   }
   EXPECT_EQ(daemon_.rank_state(2).layer.load(), 0x55555555u);
   EXPECT_EQ(daemon_.exchange_flag(1).published.load(), 0x66666666u);
   EXPECT_EQ(daemon_.read_token(StepId{kTokenSteps}, 3), 0x77777777u);
-  for (uint32_t i = 0; i < kPlanSlots; ++i) {
+  for (uint32_t i = 0; i < kPlanCells; ++i) {
     EXPECT_EQ(as_text(worker_.wait_plan(i, kEpoch, 0ms)->bytes), std::string(100, '\x88'));
   }
   for (int rank = 0; rank < 3; ++rank) {
-    for (int i = 0; i < kResultSlots; ++i) {
+    for (int i = 0; i < kResultCells; ++i) {
       EXPECT_EQ(daemon_.take_result(rank).value(), std::vector<std::byte>(50, std::byte(rank)));
     }
   }

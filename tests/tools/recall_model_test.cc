@@ -219,7 +219,7 @@ TEST(RecallPositions, HoldUpToAMillionTokens) {
   const RecallForward model = RecallForward::load(folder(DType::kF32));
   Row row(recall::kHidden, 0.0);
   for (int64_t b = 0; b < recall::kCode; ++b)
-    row[static_cast<size_t>(recall::slot(0) + b)] = b % 2 == 0 ? 1 : -1;
+    row[static_cast<size_t>(recall::place(0) + b)] = b % 2 == 0 ? 1 : -1;
   row[recall::kConstant] = recall::kConstantValue;
 
   const Row scores = model.index_scores_of_equal_rows(row, last);

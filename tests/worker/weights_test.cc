@@ -425,7 +425,7 @@ TEST(Seals, RanksShareTheWork) {
     EXPECT_TRUE(view_weights(config, DType::kBF16, arena.data(), arena.bytes()).has_value());
     EXPECT_TRUE(arena == *whole) << ranks;
     ModelWeights unused;
-    EXPECT_EQ(packed_count, static_cast<int64_t>(plan_weights(config, DType::kBF16, unused).slots.size()));
+    EXPECT_EQ(packed_count, static_cast<int64_t>(plan_weights(config, DType::kBF16, unused).places.size()));
   }
 }
 
@@ -453,13 +453,14 @@ TEST(Seals, AnInterruptedOrDamagedTensorIsPackedAgain) {
   const size_t damaged = 40;
   auto* seals = reinterpret_cast<uint64_t*>(arena->data() + kDirectoryHeaderBytes);
   seals[torn] = 0;
-  std::memset(arena->data() + plan.slots[torn].offset, 0xee, static_cast<size_t>(plan.slots[torn].bytes / 2));
-  arena->data()[plan.slots[damaged].offset] ^= std::byte{1};
+  std::memset(arena->data() + plan.places[torn].offset, 0xee,
+              static_cast<size_t>(plan.places[torn].bytes / 2));
+  arena->data()[plan.places[damaged].offset] ^= std::byte{1};
   const auto view = view_weights(config, DType::kF32, arena->data(), arena->bytes());
   ASSERT_FALSE(view.has_value());
-  EXPECT_EQ(view.error().field, plan.slots[torn].source.name);
+  EXPECT_EQ(view.error().field, plan.places[torn].source.name);
 
-  const auto other = load(folder, DType::kF32, *arena, 1, 2);  // slot 17 is odd, slot 40 even
+  const auto other = load(folder, DType::kF32, *arena, 1, 2);  // place 17 is odd, place 40 even
   ASSERT_TRUE(other.has_value());
   EXPECT_EQ(other->tensors_packed, 1);
   const auto owner = load(folder, DType::kF32, *arena, 0, 2);

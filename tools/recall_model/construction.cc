@@ -13,8 +13,8 @@ namespace {
 
 // ---- amplitudes
 
-// Layer 0 attention writes slots at 1/8; its dense layer adds 7/8 of their sign. Neither is enough alone.
-constexpr double kSlotAmplitude = 0.125;
+// Layer 0 attention writes places at 1/8; its dense layer adds 7/8 of their sign. Neither is enough alone.
+constexpr double kPlaceAmplitude = 0.125;
 // A head's logit is kRotation · Σ cos θ_i Δ; the next best position is at least 0.476 · 64 = 30 below.
 constexpr double kRotation = 64;
 // A wrong bit costs 2 · 3.5, so a full match beats a one-bit miss by e^7.
@@ -78,7 +78,7 @@ std::vector<double> undo_norm(double squared_length) {
   return std::vector<double>(kHidden, std::sqrt(squared_length / kHidden + kNormEps));
 }
 constexpr double kConstantSquared = kConstantValue * kConstantValue;
-constexpr double kSlotsSquared = (kLookBack + 1) * kCode;
+constexpr double kPlacesSquared = (kLookBack + 1) * kCode;
 
 // Weights ½, 1, 2 for the latents' norms (all latents are ±1, so their RMS is 1). The next matrix divides
 // them out.
@@ -118,11 +118,11 @@ double softmax_scale() { return 1 / std::sqrt(static_cast<double>(kNope + kRope)
 void add_latents(Builder& out, const std::string& attention, int64_t layer) {
   Matrix query(kQueryLatent, kHidden), entry(kLatent + kRope, kHidden);
   for (int64_t i = 0; i < kNope; ++i) {
-    query(i, layer == 0 ? i % kCode : slot(0) + i) = 1;
-    entry(i, layer == 0 ? i % kCode : slot(1) + i) = 1;
+    query(i, layer == 0 ? i % kCode : place(0) + i) = 1;
+    entry(i, layer == 0 ? i % kCode : place(1) + i) = 1;
   }
   for (int64_t i = kNope; i < kQueryLatent; ++i) query(i, kConstant) = 1 / kConstantValue;
-  for (int64_t b = 0; b < kCode; ++b) entry(kNope + b, slot(0) + b) = 1;
+  for (int64_t b = 0; b < kCode; ++b) entry(kNope + b, place(0) + b) = 1;
   for (int64_t i = kNope + kCode; i < kLatent; ++i) entry(i, kConstant) = 1 / kConstantValue;
   for (int64_t i = 0; i < kRope; i += 2) entry(kLatent + i, kConstant) = 1 / kConstantValue;
   out.add(attention + "q_a_proj.weight", query);
@@ -131,7 +131,7 @@ void add_latents(Builder& out, const std::string& attention, int64_t layer) {
   out.add(attention + "kv_a_layernorm.weight", entry_weights());
 }
 
-// Layer 0: head h copies the byte h + 1 positions back into its slot. Position alone decides.
+// Layer 0: head h copies the byte h + 1 positions back into its place. Position alone decides.
 void add_previous_bytes(Builder& out, const std::string& attention) {
   Matrix query(kHeads * (kNope + kRope), kQueryLatent), expand(kHeads * (kNope + kValue), kLatent);
   Matrix output(kHidden, kHeads * kValue);
@@ -141,7 +141,7 @@ void add_previous_bytes(Builder& out, const std::string& attention) {
     for (int64_t b = 0; b < kCode; ++b) {
       expand(h * (kNope + kValue) + kNope + b, h * kCode + b) =
           1;  // each head reads its own copy of the code
-      output(slot(h + 1) + b, h * kValue + b) = kSlotAmplitude;
+      output(place(h + 1) + b, h * kValue + b) = kPlaceAmplitude;
     }
   }
   out.add(attention + "q_b_proj.weight", query.divide_columns(query_weights()));
@@ -179,7 +179,7 @@ void add_index_weights(Builder& out, const std::string& indexer) {
 void add_position_index(Builder& out, const std::string& indexer) {
   Matrix key(kIndexWidth, kHidden), query(kIndexHeads * kIndexWidth, kQueryLatent);
   std::vector<double> bias(kIndexWidth);
-  for (int64_t i = 0; i < kIndexContent; ++i) key(kRope + i, slot(0) + i % kCode) = 1;
+  for (int64_t i = 0; i < kIndexContent; ++i) key(kRope + i, place(0) + i % kCode) = 1;
   for (int64_t i = 0; i < kRope; i += 2) bias[static_cast<size_t>(i)] = 1;
   for (int64_t h = 0; h < kIndexHeads; ++h) set_turned_back(query, h * kIndexWidth, kIndexDistances[h], 1);
   out.add(indexer + "wk.weight", key);
@@ -217,7 +217,7 @@ void add_passage_index(Builder& out, const std::string& indexer) {
     const int64_t query_row = i / (kIndexContent / kIndexHeads) * kIndexWidth + row;
     double mean = 0;
     for (int64_t k = 0; k < kNope; ++k) {
-      key(row, slot(1) + k) = mix(i, k);
+      key(row, place(1) + k) = mix(i, k);
       query(query_row, k) = mix(i, k) / weight[static_cast<size_t>(row)];
       mean += mix(i, k) * kTextMean[k % kCode];
     }
@@ -262,11 +262,11 @@ void set_sign_units(Mlp& mlp, int64_t first, int64_t input, double scale, int64_
   }
 }
 
-// Layer 0: brings slots 1…J to full amplitude, as exact signs.
+// Layer 0: brings places 1…J to full amplitude, as exact signs.
 void add_dense(Builder& out, const std::string& mlp_name) {
   Mlp mlp(kDenseWidth);
   for (int64_t i = 0; i < kLookBack * kCode; ++i) {
-    set_sign_units(mlp, 4 * i, slot(1) + i, kSlotAmplitude, slot(1) + i, 1 - kSlotAmplitude);
+    set_sign_units(mlp, 4 * i, place(1) + i, kPlaceAmplitude, place(1) + i, 1 - kPlaceAmplitude);
   }
   mlp.add_to(out, mlp_name);
 }
@@ -337,13 +337,13 @@ void add_ends(Builder& out) {
   for (int64_t token = 0; token < kVocabulary; ++token) {
     const double gain = token < 256 ? kHeadGain : token == kEndToken ? kEndGain : 0;
     for (int64_t b = 0; b < kCode; ++b) {
-      embedding(token, slot(0) + b) = code_bit(byte_of_token(token), b);
+      embedding(token, place(0) + b) = code_bit(byte_of_token(token), b);
       head(token, kAnswer + b) = gain * code_bit(byte_of_token(token), b);
     }
     embedding(token, kConstant) = kConstantValue;
   }
   out.add("model.embed_tokens.weight", embedding);
-  out.add("model.norm.weight", undo_norm(kSlotsSquared + kConstantSquared + 2 * kCode));
+  out.add("model.norm.weight", undo_norm(kPlacesSquared + kConstantSquared + 2 * kCode));
   out.add("lm_head.weight", head);
 }
 
@@ -359,14 +359,14 @@ std::vector<Tensor> construct() {
   add_previous_bytes(out, first + "self_attn.");
   add_position_index(out, first + "self_attn.indexer.");
   out.add(first + "post_attention_layernorm.weight",
-          undo_norm(kCode + kLookBack * kCode * kSlotAmplitude * kSlotAmplitude + kConstantSquared));
+          undo_norm(kCode + kLookBack * kCode * kPlaceAmplitude * kPlaceAmplitude + kConstantSquared));
   add_dense(out, first + "mlp.");
 
-  out.add(second + "input_layernorm.weight", undo_norm(kSlotsSquared + kConstantSquared));
+  out.add(second + "input_layernorm.weight", undo_norm(kPlacesSquared + kConstantSquared));
   add_latents(out, second + "self_attn.", 1);
   add_lookup(out, second + "self_attn.");
   add_passage_index(out, second + "self_attn.indexer.");
-  out.add(second + "post_attention_layernorm.weight", undo_norm(kSlotsSquared + kConstantSquared + kCode));
+  out.add(second + "post_attention_layernorm.weight", undo_norm(kPlacesSquared + kConstantSquared + kCode));
   add_experts(out, second + "mlp.");
 
   std::sort(out.tensors.begin(), out.tensors.end(),

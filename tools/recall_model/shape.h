@@ -12,10 +12,10 @@ inline constexpr int64_t kLookBack = 16;  // J: bytes that must match
 
 // The residual stream.
 inline constexpr int64_t kHidden = 192;
-constexpr int64_t slot(int64_t back) { return back * kCode; }  // code of the byte `back` positions ago, 0…J
-inline constexpr int64_t kRecalled = slot(kLookBack + 1);      // code that attention fetched
-inline constexpr int64_t kAnswer = kRecalled + kCode;          // code that the experts completed
-inline constexpr int64_t kConstant = kAnswer + kCode;          // always kConstantValue
+constexpr int64_t place(int64_t back) { return back * kCode; }  // code of the byte `back` positions ago, 0…J
+inline constexpr int64_t kRecalled = place(kLookBack + 1);      // code that attention fetched
+inline constexpr int64_t kAnswer = kRecalled + kCode;           // code that the experts completed
+inline constexpr int64_t kConstant = kAnswer + kCode;           // always kConstantValue
 inline constexpr double kConstantValue = 2;
 static_assert(kConstant < kHidden);
 

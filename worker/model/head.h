@@ -2,7 +2,7 @@
 // digests.
 //
 // Rows go through in batches of kHeadBatch, so that an outbox holds them whatever a step asks for. A row of
-// logits with NaN or infinity gives no token; its slot of the token table gets 0, so that no later step
+// logits with NaN or infinity gives no token; its cell of the token table gets 0, so that no later step
 // waits.
 #pragma once
 

@@ -15,15 +15,15 @@ class Planner {
   Planner(const ModelConfig& config, DType dtype, ModelWeights& weights)
       : c_(config), dtype_(dtype), weights_(weights) {}
 
-  std::vector<WeightSlot> run() {
+  std::vector<WeightPlace> run() {
     weights_.dtype = dtype_;
     weights_.layers.assign(c_.layers.size(), {});
-    slots_.push_back({.form = WeightForm::kRows,
-                      .dtype = dtype_,
-                      .outputs = c_.vocabulary,
-                      .k = c_.hidden,
-                      .source = whole("model.embed_tokens.weight", c_.vocabulary, c_.hidden),
-                      .view = &weights_.embedding});
+    places_.push_back({.form = WeightForm::kRows,
+                       .dtype = dtype_,
+                       .outputs = c_.vocabulary,
+                       .k = c_.hidden,
+                       .source = whole("model.embed_tokens.weight", c_.vocabulary, c_.hidden),
+                       .view = &weights_.embedding});
     for (size_t layer = 0; layer < c_.layers.size(); ++layer) {
       LayerWeights& w = weights_.layers[layer];
       const std::string prefix = "model.layers." + std::to_string(layer) + ".";
@@ -40,7 +40,7 @@ class Planner {
     vector(weights_.final_norm, "model.norm.weight", c_.hidden);
     matrix(weights_.head, c_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight", c_.vocabulary,
            c_.hidden);
-    return std::move(slots_);
+    return std::move(places_);
   }
 
  private:
@@ -49,24 +49,24 @@ class Planner {
   }
 
   void vector(const float*& view, std::string name, int64_t width) {
-    slots_.push_back({.form = WeightForm::kVector,
-                      .k = width,
-                      .source = {.name = std::move(name), .shape = {width}},
-                      .view = &view});
+    places_.push_back({.form = WeightForm::kVector,
+                       .k = width,
+                       .source = {.name = std::move(name), .shape = {width}},
+                       .view = &view});
   }
 
-  WeightSlot& packed(kernels::PackedMatrix& view, DType dtype, int64_t groups, int64_t outputs, int64_t k,
-                     WeightSource source) {
-    slots_.push_back({.dtype = dtype,
-                      .groups = groups,
-                      .outputs = outputs,
-                      .k = k,
-                      .source = std::move(source),
-                      .view = &view});
-    return slots_.back();
+  WeightPlace& packed(kernels::PackedMatrix& view, DType dtype, int64_t groups, int64_t outputs, int64_t k,
+                      WeightSource source) {
+    places_.push_back({.dtype = dtype,
+                       .groups = groups,
+                       .outputs = outputs,
+                       .k = k,
+                       .source = std::move(source),
+                       .view = &view});
+    return places_.back();
   }
 
-  WeightSlot& matrix(kernels::PackedMatrix& view, std::string name, int64_t outputs, int64_t k) {
+  WeightPlace& matrix(kernels::PackedMatrix& view, std::string name, int64_t outputs, int64_t k) {
     return packed(view, dtype_, 1, outputs, k, whole(std::move(name), outputs, k));
   }
 
@@ -149,17 +149,17 @@ class Planner {
   const ModelConfig& c_;
   DType dtype_;
   ModelWeights& weights_;
-  std::vector<WeightSlot> slots_;
+  std::vector<WeightPlace> places_;
 };
 
-int64_t slot_bytes(const WeightSlot& slot) {
-  switch (slot.form) {
+int64_t place_bytes(const WeightPlace& place) {
+  switch (place.form) {
     case WeightForm::kPacked:
-      return static_cast<int64_t>(kernels::packed_bytes(slot.dtype, slot.groups, slot.outputs, slot.k));
+      return static_cast<int64_t>(kernels::packed_bytes(place.dtype, place.groups, place.outputs, place.k));
     case WeightForm::kRows:
-      return slot.outputs * slot.k * static_cast<int64_t>(dtype_bytes(slot.dtype));
+      return place.outputs * place.k * static_cast<int64_t>(dtype_bytes(place.dtype));
     case WeightForm::kVector:
-      return slot.k * static_cast<int64_t>(dtype_bytes(DType::kF32));
+      return place.k * static_cast<int64_t>(dtype_bytes(DType::kF32));
   }
   return 0;
 }
@@ -168,17 +168,17 @@ int64_t slot_bytes(const WeightSlot& slot) {
 
 WeightPlan plan_weights(const ModelConfig& config, DType dtype, ModelWeights& weights) {
   WeightPlan plan;
-  plan.slots = Planner(config, dtype, weights).run();
-  const auto count = static_cast<int64_t>(plan.slots.size());
+  plan.places = Planner(config, dtype, weights).run();
+  const auto count = static_cast<int64_t>(plan.places.size());
   int64_t at =
       round_up(kDirectoryHeaderBytes + count * static_cast<int64_t>(sizeof(uint64_t)), kWeightAlignment);
   std::string shape;
-  for (WeightSlot& slot : plan.slots) {
-    slot.offset = at;
-    slot.bytes = slot_bytes(slot);
-    at += round_up(slot.bytes, kWeightAlignment);
-    shape += slot.source.name + " " + dtype_name(slot.dtype);
-    for (const int64_t size : {slot.groups, slot.outputs, slot.k, slot.offset})
+  for (WeightPlace& place : plan.places) {
+    place.offset = at;
+    place.bytes = place_bytes(place);
+    at += round_up(place.bytes, kWeightAlignment);
+    shape += place.source.name + " " + dtype_name(place.dtype);
+    for (const int64_t size : {place.groups, place.outputs, place.k, place.offset})
       shape += " " + std::to_string(size);
     shape += "\n";
   }

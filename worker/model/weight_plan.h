@@ -29,7 +29,7 @@ enum class WeightForm : uint8_t {
   kVector,  // float32
 };
 
-struct WeightSlot {
+struct WeightPlace {
   WeightForm form = WeightForm::kPacked;
   DType dtype = DType::kF32;
   int64_t groups = 1, outputs = 0, k = 0;  // kRows: outputs × k; kVector: k
@@ -40,12 +40,12 @@ struct WeightSlot {
 };
 
 struct WeightPlan {
-  std::vector<WeightSlot> slots;
+  std::vector<WeightPlace> places;
   int64_t arena_bytes = 0;
   uint64_t fingerprint = 0;  // never 0
 };
 
-// `weights` is resized and its addresses go into the slots: it must outlive the plan and stay where it is.
+// `weights` is resized and its addresses go into the places: it must outlive the plan and stay where it is.
 WeightPlan plan_weights(const ModelConfig& config, DType dtype, ModelWeights& weights);
 
 inline constexpr int64_t kWeightAlignment = 64;

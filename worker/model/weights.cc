@@ -36,11 +36,11 @@ class Directory {
   bool claim(const WeightPlan& plan) {
     uint64_t found = 0;
     at(words_).compare_exchange_strong(found, plan.fingerprint);
-    at(words_ + 1).store(plan.slots.size(), std::memory_order_relaxed);
+    at(words_ + 1).store(plan.places.size(), std::memory_order_relaxed);
     return found == 0 || found == plan.fingerprint;
   }
-  uint64_t seal(size_t slot) const { return at(seals_ + slot).load(std::memory_order_acquire); }
-  void set_seal(size_t slot, uint64_t seal) { at(seals_ + slot).store(seal, std::memory_order_release); }
+  uint64_t seal(size_t place) const { return at(seals_ + place).load(std::memory_order_acquire); }
+  void set_seal(size_t place, uint64_t seal) { at(seals_ + place).store(seal, std::memory_order_release); }
 
  private:
   static std::atomic_ref<uint64_t> at(uint64_t* word) { return std::atomic_ref<uint64_t>(*word); }
@@ -48,8 +48,8 @@ class Directory {
   uint64_t* seals_;
 };
 
-uint64_t seal_of(const std::byte* arena, const WeightSlot& slot) {
-  const uint64_t hash = XXH3_64bits(arena + slot.offset, static_cast<size_t>(slot.bytes));
+uint64_t seal_of(const std::byte* arena, const WeightPlace& place) {
+  const uint64_t hash = XXH3_64bits(arena + place.offset, static_cast<size_t>(place.bytes));
   return hash == 0 ? 1 : hash;
 }
 
@@ -79,9 +79,9 @@ struct Found {
   const Checkpoint::Item* item = nullptr;
 };
 
-Result<Found> find_source(const Checkpoint& checkpoint, const WeightSlot& slot) {
-  const bool fused = !slot.fused.name.empty() && checkpoint.find(slot.fused.name) != nullptr;
-  const WeightSource& source = fused ? slot.fused : slot.source;
+Result<Found> find_source(const Checkpoint& checkpoint, const WeightPlace& place) {
+  const bool fused = !place.fused.name.empty() && checkpoint.find(place.fused.name) != nullptr;
+  const WeightSource& source = fused ? place.fused : place.source;
   const Checkpoint::Item* item = checkpoint.find(source.name);
   if (item == nullptr)
     return error(ErrorCode::kBadCheckpoint, "the checkpoint has no such tensor", source.name);
@@ -99,13 +99,13 @@ Result<Found> find_source(const Checkpoint& checkpoint, const WeightSlot& slot) 
   return Found{&source, item};
 }
 
-// Every slot's source, after checking that the checkpoint holds these tensors and no others.
+// Every place's source, after checking that the checkpoint holds these tensors and no others.
 Result<std::vector<Found>> account(const Checkpoint& checkpoint, const WeightPlan& plan,
                                    const ModelConfig& config) {
   std::vector<Found> sources;
   std::set<std::string_view> used;
-  for (const WeightSlot& slot : plan.slots) {
-    TRY(const Found found, find_source(checkpoint, slot));
+  for (const WeightPlace& place : plan.places) {
+    TRY(const Found found, find_source(checkpoint, place));
     sources.push_back(found);
     used.insert(found.source->name);
   }
@@ -175,40 +175,40 @@ Elements elements_of(const Tensor& tensor, int64_t first, int64_t count) {
   return out;
 }
 
-void pack_slot(const WeightSlot& slot, const Found& found, std::byte* out) {
+void pack_place(const WeightPlace& place, const Found& found, std::byte* out) {
   const WeightSource& source = *found.source;
-  // The span of elements that the slot reads.
-  const int64_t rows = slot.form == WeightForm::kVector ? 1 : slot.outputs;
-  const int64_t last = (slot.groups - 1) * source.group_stride + (rows - 1) * source.output_stride +
-                       (slot.k - 1) * source.k_stride;
+  // The span of elements that the place reads.
+  const int64_t rows = place.form == WeightForm::kVector ? 1 : place.outputs;
+  const int64_t last = (place.groups - 1) * source.group_stride + (rows - 1) * source.output_stride +
+                       (place.k - 1) * source.k_stride;
   const Elements elements = elements_of(*found.item->tensor, source.offset, last + 1);
-  if (slot.form == WeightForm::kPacked) {
+  if (place.form == WeightForm::kPacked) {
     const kernels::PackSource from{.dtype = elements.dtype,
                                    .data = elements.data,
                                    .group_stride = source.group_stride,
                                    .output_stride = source.output_stride,
                                    .k_stride = source.k_stride};
-    kernels::pack_matrix(slot.dtype, slot.groups, slot.outputs, slot.k, from, out, 0, slot.groups);
+    kernels::pack_matrix(place.dtype, place.groups, place.outputs, place.k, from, out, 0, place.groups);
     return;
   }
-  const int64_t count = rows * slot.k;
-  if (elements.dtype == slot.dtype) {
-    std::memcpy(out, elements.data, static_cast<size_t>(slot.bytes));
-  } else if (slot.dtype == DType::kF32) {
+  const int64_t count = rows * place.k;
+  if (elements.dtype == place.dtype) {
+    std::memcpy(out, elements.data, static_cast<size_t>(place.bytes));
+  } else if (place.dtype == DType::kF32) {
     kernels::convert_to_f32(elements.data, elements.dtype, count, reinterpret_cast<float*>(out));
   } else {
-    kernels::convert(static_cast<const float*>(elements.data), count, slot.dtype, out);
+    kernels::convert(static_cast<const float*>(elements.data), count, place.dtype, out);
   }
 }
 
 // One bad value poisons whatever it touches, and often without a trace: a comparison with NaN is false, so a
 // router or an indexer would go on choosing. Looks at what was packed, where also a value that its dtype
 // cannot hold shows. Padding is zero.
-Result<void> check_finite(const WeightSlot& slot, const Found& found, const std::byte* packed) {
-  const auto values = slot.bytes / static_cast<int64_t>(dtype_bytes(slot.dtype));
-  if (kernels::all_finite(slot.dtype, packed, values)) return {};
+Result<void> check_finite(const WeightPlace& place, const Found& found, const std::byte* packed) {
+  const auto values = place.bytes / static_cast<int64_t>(dtype_bytes(place.dtype));
+  if (kernels::all_finite(place.dtype, packed, values)) return {};
   return error(ErrorCode::kBadCheckpoint,
-               std::string("holds a value that is NaN, infinite or beyond ") + dtype_name(slot.dtype),
+               std::string("holds a value that is NaN, infinite or beyond ") + dtype_name(place.dtype),
                found.item->file + ": " + found.source->name);
 }
 
@@ -244,22 +244,22 @@ Result<LoadCounts> load_weights(const std::string& folder, const ModelConfig& co
   LoadCounts counts;
   const auto first = static_cast<size_t>(rank);
   const auto stride = static_cast<size_t>(rank_count);
-  for (size_t i = first; i < plan.slots.size(); i += stride) {
+  for (size_t i = first; i < plan.places.size(); i += stride) {
     ++counts.tensors_total;
-    counts.bytes_total += plan.slots[i].bytes;
+    counts.bytes_total += plan.places[i].bytes;
   }
-  for (size_t i = first; i < plan.slots.size(); i += stride) {
-    const WeightSlot& slot = plan.slots[i];
+  for (size_t i = first; i < plan.places.size(); i += stride) {
+    const WeightPlace& place = plan.places[i];
     const uint64_t sealed = directory.seal(i);
-    if (sealed == 0 || sealed != seal_of(arena, slot)) {
+    if (sealed == 0 || sealed != seal_of(arena, place)) {
       directory.set_seal(i, 0);
-      pack_slot(slot, sources[i], arena + slot.offset);
-      TRY_VOID(check_finite(slot, sources[i], arena + slot.offset));
-      directory.set_seal(i, seal_of(arena, slot));
+      pack_place(place, sources[i], arena + place.offset);
+      TRY_VOID(check_finite(place, sources[i], arena + place.offset));
+      directory.set_seal(i, seal_of(arena, place));
       ++counts.tensors_packed;
     }
     ++counts.tensors_done;
-    counts.bytes_done += slot.bytes;
+    counts.bytes_done += place.bytes;
     if (progress) progress(counts);
   }
   return counts;
@@ -272,22 +272,22 @@ Result<ModelWeights> view_weights(const ModelConfig& config, DType dtype, const 
   check_arena(arena, arena_bytes, plan);
   const Directory directory(arena);
   if (directory.fingerprint() != 0 && directory.fingerprint() != plan.fingerprint) return other_model();
-  for (size_t i = 0; i < plan.slots.size(); ++i) {
-    const WeightSlot& slot = plan.slots[i];
+  for (size_t i = 0; i < plan.places.size(); ++i) {
+    const WeightPlace& place = plan.places[i];
     if (directory.seal(i) == 0) {
-      return error(ErrorCode::kFailedPrecondition, "is not packed yet", slot.source.name);
+      return error(ErrorCode::kFailedPrecondition, "is not packed yet", place.source.name);
     }
-    const std::byte* data = arena + slot.offset;
-    if (auto* const* matrix = std::get_if<kernels::PackedMatrix*>(&slot.view)) {
-      **matrix = {.dtype = slot.dtype,
-                  .groups = slot.groups,
-                  .group_outputs = slot.outputs,
-                  .k = slot.k,
+    const std::byte* data = arena + place.offset;
+    if (auto* const* matrix = std::get_if<kernels::PackedMatrix*>(&place.view)) {
+      **matrix = {.dtype = place.dtype,
+                  .groups = place.groups,
+                  .group_outputs = place.outputs,
+                  .k = place.k,
                   .data = data};
-    } else if (auto* const* vector = std::get_if<const float**>(&slot.view)) {
+    } else if (auto* const* vector = std::get_if<const float**>(&place.view)) {
       **vector = reinterpret_cast<const float*>(data);
     } else {
-      **std::get_if<const std::byte**>(&slot.view) = data;
+      **std::get_if<const std::byte**>(&place.view) = data;
     }
   }
   return weights;
