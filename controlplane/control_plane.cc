@@ -101,7 +101,9 @@ void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
   CHECK(!sequences_.contains(event.request), "request ids are never reused");
   const auto refuse = [&](Error why) {
     ++counters_.refused;
-    notices.emplace_back(FinishedNotice{event.request, FinishReason::kError, std::move(why), prompt, 0, 0});
+    FinishedNotice notice{event.request, FinishReason::kError, std::move(why)};
+    notice.prompt_tokens = prompt;
+    notices.emplace_back(std::move(notice));
   };
   if (const auto fits = check_fits_alone(limits_, prompt, event.max_tokens, event.grouping); !fits) {
     refuse(fits.error());

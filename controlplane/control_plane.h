@@ -71,6 +71,8 @@ class ControlPlane {
   void on(Time now, const PlansAbandoned& event, Notices& notices);
   void on(Time now, const RegroupRequested& event, Notices& notices);
 
+  std::vector<BlockHolders> block_holders(const Sequence& sequence) const;
+  kv::StoredBytes stored_bytes(const Sequence& sequence) const;
   Sequence* find(RequestId id);
   const Sequence* find(RequestId id) const { return const_cast<ControlPlane*>(this)->find(id); }
   void admit_waiting(Time now);

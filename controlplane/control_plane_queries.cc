@@ -39,24 +39,33 @@ std::optional<RequestSnapshot> ControlPlane::request(RequestId id) const {
   snapshot.switching = sequence->next.has_value() || sequence->thin;
   snapshot.arrived = sequence->arrived;
   snapshot.admitted = sequence->admitted;
-  for (const BlockHolders& block : block_holders(id)) {
-    for (const kv::Stream stream : kv::kAllStreams) {
-      const auto s = static_cast<size_t>(stream);
-      for_each_rank(block.ranks[s], [&](int rank) {
-        snapshot.stored_bytes[s][static_cast<size_t>(rank)] += limits_.geometry.page_bytes(stream);
-      });
-    }
-  }
+  snapshot.stored_bytes = stored_bytes(*sequence);
   return snapshot;
 }
 
+kv::StoredBytes ControlPlane::stored_bytes(const Sequence& sequence) const {
+  kv::StoredBytes bytes{};
+  for (const BlockHolders& block : block_holders(sequence)) {
+    for (const kv::Stream stream : kv::kAllStreams) {
+      const auto s = static_cast<size_t>(stream);
+      for_each_rank(block.ranks[s], [&](int rank) {
+        bytes[s][static_cast<size_t>(rank)] += limits_.geometry.page_bytes(stream);
+      });
+    }
+  }
+  return bytes;
+}
+
 std::vector<BlockHolders> ControlPlane::block_holders(RequestId id) const {
-  std::vector<BlockHolders> holders;
   const Sequence* sequence = find(id);
-  if (sequence == nullptr) return holders;
-  for (const BlockId block_id : sequence->blocks) {
+  return sequence != nullptr ? block_holders(*sequence) : std::vector<BlockHolders>{};
+}
+
+std::vector<BlockHolders> ControlPlane::block_holders(const Sequence& sequence) const {
+  std::vector<BlockHolders> holders;
+  for (const BlockId block_id : sequence.blocks) {
     const Block& block = memory_.block(block_id);
-    if (block.index * limits_.geometry.block_tokens >= sequence->scheduled) break;
+    if (block.index * limits_.geometry.block_tokens >= sequence.scheduled) break;
     BlockHolders line;
     for (const kv::Stream stream : kv::kAllStreams)
       line.ranks[static_cast<size_t>(stream)] = block.holders(stream);

@@ -88,7 +88,8 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
       break;
   }
   notices.emplace_back(FinishedNotice{sequence.id, reason, std::move(failure), sequence.prompt,
-                                      sequence.cached, sequence.answered()});
+                                      sequence.cached, sequence.computed, sequence.answered(),
+                                      stored_bytes(sequence)});
   // What a failed request has computed itself is not trusted.
   if (reason == FinishReason::kError && sequence.registered_blocks > sequence.hit_blocks) {
     const BlockId first = sequence.blocks[static_cast<size_t>(sequence.hit_blocks)];

@@ -96,11 +96,17 @@ struct PrefillNotice {
   int64_t total = 0;
 };
 
+// How far the request was, and what it held, just before its pages were given back. Zeros for one that never
+// ran.
 struct FinishedNotice {
   RequestId request{};
   FinishReason reason{};
   Error error;  // kError
-  int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;    // of the prompt, served by the prefix cache
+  int64_t computed_tokens = 0;  // rows acknowledged, cached ones included
+  int64_t completion_tokens = 0;
+  kv::StoredBytes stored{};  // of the pages under its rows; blocks shared with others count in full
 };
 
 struct RegroupedNotice {

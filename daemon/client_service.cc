@@ -93,7 +93,7 @@ void ClientService::stop() {
     CHECK(record != nullptr, "request ", number(id), " has no record");
     wire::ClientReply reply = reply_to(request->tag);
     wire::Finished* finished = reply.mutable_finished();
-    fill_finished(controlplane::FinishReason::kCancelled, *record, engine_->stored(id), *finished);
+    fill_finished(controlplane::FinishReason::kCancelled, *record, *finished);
     finished->set_text(request->decoder.finish());
     fill_error(why, finished->mutable_error());
     (void)endpoint_->send(request->client, reply.SerializeAsString());
@@ -362,7 +362,7 @@ void ClientService::finished(const controlplane::FinishedNotice& notice, const R
   Request& request = *found->second;
   wire::ClientReply reply;
   wire::Finished* finished = reply.mutable_finished();
-  fill_finished(notice.reason, record, record.stored.value_or(StoredBytes{}), *finished);
+  fill_finished(notice.reason, record, *finished);
   if (notice.reason == controlplane::FinishReason::kError) {
     fill_error(notice.error, finished->mutable_error());
   }
@@ -375,13 +375,14 @@ void ClientService::finished(const controlplane::FinishedNotice& notice, const R
 
 // All but the text and the error.
 void ClientService::fill_finished(controlplane::FinishReason reason, const RequestRecord& record,
-                                  const StoredBytes& stored, wire::Finished& to) const {
+                                  wire::Finished& to) const {
   to.set_request(number(record.id));
   to.set_reason(controlplane::finish_reason_name(reason));
   to.mutable_usage()->set_prompt_tokens(static_cast<uint64_t>(record.prompt_tokens));
   to.mutable_usage()->set_cached_tokens(static_cast<uint64_t>(record.cached_tokens));
   to.mutable_usage()->set_completion_tokens(static_cast<uint64_t>(record.completion_tokens));
-  fill_trace(record, stored, engine_->plane().limits().rank_count, loop_.now(), to.mutable_trace());
+  fill_trace(record, engine_->stored(record), engine_->plane().limits().rank_count, loop_.now(),
+             to.mutable_trace());
 }
 
 // ---- streams

@@ -57,7 +57,7 @@ class ClientService : public ClientEndpoint::Listener {
   void credit(const ClientIdentity& client, uint64_t tag, const wire::CreditRequest& request);
 
   void fill_finished(controlplane::FinishReason reason, const RequestRecord& record,
-                     const StoredBytes& stored, wire::Finished& to) const;
+                     wire::Finished& to) const;
   Request* find(const ClientIdentity& client, uint64_t request);
   void send(const ClientIdentity& client, const wire::ClientReply& reply);
   void send_error(const ClientIdentity& client, uint64_t tag, const Error& failure);

@@ -176,8 +176,8 @@ ControlService::Answer ControlService::explain(const wire::ExplainRequest& reque
   wire::ControlReply reply;
   wire::ExplainReply* explain = reply.mutable_explain();
   fill_status(*record, explain->mutable_status());
-  const StoredBytes stored = record->stored ? *record->stored : view.engine->stored(record->id);
-  fill_trace(*record, stored, view.options->workers, loop_.now(), explain->mutable_trace());
+  fill_trace(*record, view.engine->stored(*record), view.options->workers, loop_.now(),
+             explain->mutable_trace());
   fill_costs(*record, view.engine->plane(), view.fleet->model(), explain->mutable_costs());
   return reply;
 }

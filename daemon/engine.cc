@@ -45,7 +45,6 @@ void Engine::arrive(controlplane::RequestArrived event) {
   record.wish = event.grouping;
   record.prompt_tokens = static_cast<int64_t>(event.prompt.size());
   record.max_tokens = event.max_tokens;
-  record.stop_tokens = event.stop_tokens;
   record.arrived = loop_.now();
   book_.add(std::move(record));
   post(std::move(event));
@@ -65,19 +64,14 @@ void Engine::turn() {
   turn_scheduled_ = false;
   while (!events_.empty()) {
     const auto events = std::exchange(events_, {});
-    for (const auto& event : events) {
-      const auto* cancel = std::get_if<controlplane::CancelRequested>(&event);
-      if (cancel == nullptr) continue;
-      if (RequestRecord* record = book_.find(cancel->request)) record->stored = stored(cancel->request);
-    }
     dispatch(plane_.handle(loop_.now(), events));
   }
   plan_ahead();
 }
 
-StoredBytes Engine::stored(RequestId id) const {
-  const auto snapshot = plane_.request(id);
-  return snapshot ? snapshot->stored_bytes : StoredBytes{};
+StoredBytes Engine::stored(const RequestRecord& record) const {
+  const auto snapshot = plane_.request(record.id);
+  return snapshot ? snapshot->stored_bytes : record.stored;
 }
 
 void Engine::dispatch(const std::vector<controlplane::Notice>& notices) {
@@ -251,7 +245,6 @@ void Engine::finish_step(InFlight& flight) {
       listener_.digest(RequestId{digest.request()}, static_cast<int64_t>(digest.position()), digest.sha256());
     }
   }
-  note_stored_of_ending(flight);
   for (int rank = 0; rank < ranks(); ++rank) {
     controlplane::StepAcknowledged event{flight.plan.step, rank, {}};
     for (const wire::SampledToken& sample : flight.results[static_cast<size_t>(rank)]->samples()) {
@@ -278,21 +271,6 @@ void Engine::meter(const InFlight& flight) {
       metrics_.crossed += bytes;
       const controlplane::Span* span = line.span() == kNoSpan ? nullptr : &flight.plan.spans[line.span()];
       book_.crossed(span != nullptr ? span->request : RequestId{line.request()}, span, bytes);
-    }
-  }
-}
-
-// A finished request has given its pages back when its notice comes: look while it still has them.
-void Engine::note_stored_of_ending(const InFlight& flight) {
-  for (int rank = 0; rank < ranks(); ++rank) {
-    for (const wire::SampledToken& sample : flight.results[static_cast<size_t>(rank)]->samples()) {
-      const RequestId id = flight.plan.spans[sample.span()].request;
-      RequestRecord* record = book_.find(id);
-      if (record == nullptr || record->ended) continue;
-      const auto& stop = record->stop_tokens;
-      const bool ends = sample.not_finite() || record->completion_tokens + 1 >= record->max_tokens ||
-                        std::find(stop.begin(), stop.end(), sample.token()) != stop.end();
-      if (ends) record->stored = stored(id);
     }
   }
 }

@@ -72,7 +72,7 @@ class Engine {
   const controlplane::ControlPlane& plane() const { return plane_; }
   const RequestBook& book() const { return book_; }
   const EngineMetrics& metrics() const { return metrics_; }
-  StoredBytes stored(RequestId id) const;
+  StoredBytes stored(const RequestRecord& record) const;  // now, or when it ended
   PlanRecorder& recorder() { return recorder_; }
 
  private:
@@ -99,7 +99,6 @@ class Engine {
   void finish_done_steps();
   void finish_step(InFlight& flight);
   void meter(const InFlight& flight);
-  void note_stored_of_ending(const InFlight& flight);
   void look();
   int ranks() const { return plane_.limits().rank_count; }
 

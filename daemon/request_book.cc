@@ -26,6 +26,7 @@ void RequestBook::finish(RequestId id, const controlplane::FinishedNotice& notic
   record.prompt_tokens = notice.prompt_tokens;
   record.cached_tokens = notice.cached_tokens;
   record.completion_tokens = notice.completion_tokens;
+  record.stored = notice.stored;
   record.outcome = controlplane::finish_reason_name(notice.reason);
   finished_.push_back(std::move(record));
   running_.erase(found);

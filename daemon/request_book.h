@@ -26,7 +26,6 @@ struct RequestRecord {
   RequestId id{};
   controlplane::GroupingWish wish;
   int64_t prompt_tokens = 0, max_tokens = 0, cached_tokens = 0, completion_tokens = 0;
-  std::vector<uint32_t> stop_tokens;
   Time arrived{};
   std::optional<Time> first_planned, first_token, ended;
   int64_t prefill_steps = 0, decode_steps = 0;
@@ -35,9 +34,9 @@ struct RequestRecord {
   int64_t regroup_bytes = 0;  // copies for it, all told
   int64_t regroups = 0;
   bool decode_step_done = false;
-  int64_t last_step_ns = 0;           // of its latest decode step
-  std::optional<StoredBytes> stored;  // when it ended
-  std::string outcome;                // finish_reason_name; empty while it runs
+  int64_t last_step_ns = 0;  // of its latest decode step
+  StoredBytes stored{};      // when it ended
+  std::string outcome;       // finish_reason_name; empty while it runs
 };
 
 class RequestBook {

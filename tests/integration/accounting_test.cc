@@ -46,6 +46,67 @@ TEST(Accounting, DcpOfFourStoresAQuarterPerRank) {
   EXPECT_EQ(split.tokens, whole.tokens);
 }
 
+// Pages under so many rows, and under two more that plans in flight may have added.
+void expect_whole_copies(const wire::Trace& trace, uint64_t rows, const wire::PoolStatus& pool) {
+  const auto pages = [](uint64_t count) { return (count + 63) / 64; };
+  ASSERT_EQ(trace.stored_size(), 4);
+  for (const wire::RankStored& rank : trace.stored()) {
+    EXPECT_GE(rank.entries(), pages(rows) * pool.entries().page_bytes());
+    EXPECT_LE(rank.entries(), pages(rows + 2) * pool.entries().page_bytes());
+    EXPECT_GE(rank.index_keys(), pages(rows) * pool.index_keys().page_bytes());
+    EXPECT_LE(rank.index_keys(), pages(rows + 2) * pool.index_keys().page_bytes());
+  }
+}
+
+TEST(Accounting, EveryEndingSaysWhatWasStored) {
+  Daemon daemon(kFour);
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
+  const auto pool = daemon.status().pools(0);
+  auto request = text_request(prompt_with_fact(3000, "Vega-7c41", "20586"), 4000);
+  request.set_ignore_eos(true);
+  uint64_t id = 0;
+  const auto rows_of = [](const wire::Usage& usage) {
+    return usage.prompt_tokens() + usage.completion_tokens() - 1;
+  };
+  client::StreamHandlers handlers;
+  handlers.accepted = [&](const wire::Accepted& accepted) { id = accepted.request(); };
+  {
+    client::Client client = daemon.client();
+    std::optional<uint32_t> stop;
+    handlers.token = [&](const wire::TokenEvent& event) {
+      if (event.index() == 20) {
+        stop = event.token();
+        EXPECT_TRUE(client.send_cancel(id));
+      }
+    };
+    const Answer cancelled = run_request(client, request, handlers);
+    EXPECT_EQ(cancelled.finished.reason(), "cancelled");
+    expect_whole_copies(cancelled.finished.trace(), rows_of(cancelled.finished.usage()), pool);
+
+    handlers.token = {};
+    request.add_stop_tokens(stop.value());
+    const Answer stopped = run_request(client, request, handlers);
+    EXPECT_EQ(stopped.finished.reason(), "stop");
+    expect_whole_copies(stopped.finished.trace(), rows_of(stopped.finished.usage()), pool);
+    request.clear_stop_tokens();
+
+    const uint64_t tag = client.start(request).value();
+    for (bool begun = false; !begun;) {
+      auto reply = client.next(tag, kPatience);
+      ASSERT_TRUE(reply.has_value()) << reply.error().text();
+      if (reply->has_accepted()) id = reply->accepted().request();
+      begun = reply->has_token();
+    }
+  }  // gone in mid-stream
+  ASSERT_TRUE(wait_until([&] { return daemon.status().running() == 0; }));
+  wire::ControlRequest explain;
+  explain.mutable_explain()->set_request(id);
+  const wire::ExplainReply left = daemon.control(explain).explain();
+  EXPECT_EQ(left.status().state(), "cancelled");
+  expect_whole_copies(left.trace(), left.status().prompt_tokens() + left.status().completion_tokens() - 1,
+                      pool);
+}
+
 size_t descriptors_of(pid_t pid) {
   size_t count = 0;
   for ([[maybe_unused]] const auto& entry :
