@@ -88,6 +88,11 @@ void ClientService::stop() {
   for (const auto& [id, prompt] : prompts_) send_error(prompt->client, prompt->tag, why);
   prompts_.clear();
   for (auto& [id, request] : requests_) {
+    if (request->stream.last_pushed()) {  // its own end waits there, and the book may have forgotten it
+      request->stream.lift_limit();
+      (void)request->stream.flush(loop_.now());
+      continue;
+    }
     // The engine will not get to say it: its steps end with the workers.
     const RequestRecord* record = engine_->book().find(id);
     CHECK(record != nullptr, "request ", number(id), " has no record");

@@ -144,6 +144,7 @@ void ControlService::fill_status(const RequestRecord& record, wire::RequestStatu
   to->set_state(record.outcome);
   to->set_prompt_tokens(as_unsigned(record.prompt_tokens));
   to->set_cached_tokens(as_unsigned(record.cached_tokens));
+  to->set_computed_tokens(as_unsigned(record.computed_tokens));
   to->set_completion_tokens(as_unsigned(record.completion_tokens));
   to->set_max_tokens(as_unsigned(record.max_tokens));
   to->set_prefill(kv::split_name(record.wish.prefill));

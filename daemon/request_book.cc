@@ -25,6 +25,7 @@ void RequestBook::finish(RequestId id, const controlplane::FinishedNotice& notic
   record.ended = now;
   record.prompt_tokens = notice.prompt_tokens;
   record.cached_tokens = notice.cached_tokens;
+  record.computed_tokens = notice.computed_tokens;
   record.completion_tokens = notice.completion_tokens;
   record.stored = notice.stored;
   record.outcome = controlplane::finish_reason_name(notice.reason);

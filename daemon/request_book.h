@@ -25,7 +25,8 @@ using kv::StoredBytes;
 struct RequestRecord {
   RequestId id{};
   controlplane::GroupingWish wish;
-  int64_t prompt_tokens = 0, max_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+  int64_t prompt_tokens = 0, max_tokens = 0, completion_tokens = 0;
+  int64_t cached_tokens = 0, computed_tokens = 0;  // when it ended
   Time arrived{};
   std::optional<Time> first_planned, first_token, ended;
   int64_t prefill_steps = 0, decode_steps = 0;

@@ -99,6 +99,14 @@ TEST(Accounting, EveryEndingSaysWhatWasStored) {
     }
   }  // gone in mid-stream
   ASSERT_TRUE(wait_until([&] { return daemon.status().running() == 0; }));
+  wire::ControlRequest list;
+  list.mutable_requests()->set_all(true);
+  const wire::RequestsReply all = daemon.control(list).requests();
+  ASSERT_EQ(all.requests_size(), 3);
+  for (const wire::RequestStatus& ended : all.requests()) {
+    EXPECT_GE(ended.computed_tokens(), ended.prompt_tokens() + ended.completion_tokens() - 1);
+    EXPECT_EQ(ended.cached_tokens() > 0, ended.request() != all.requests(0).request());
+  }
   wire::ControlRequest explain;
   explain.mutable_explain()->set_request(id);
   const wire::ExplainReply left = daemon.control(explain).explain();

@@ -241,6 +241,41 @@ TEST(Failure, AClientThatNeverReadsIsCancelledAfterTheLimit) {
   EXPECT_EQ(last.finished().error().code(), wire::ERROR_DEADLINE_EXCEEDED);
 }
 
+// More requests end behind it than the daemon remembers; then the daemon is stopped.
+TEST(Failure, AnUnreadEndOutlivesTheRecordOfItsRequest) {
+  Daemon daemon(kArguments);
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  auto request = text_request("Say this again and again. Say this", 4);
+  request.set_credit(2);
+  const uint64_t tag = client.start(request).value();
+  EXPECT_TRUE(wait_until([&] { return daemon.log().find("request_finished") != std::string::npos; }));
+  {
+    auto other = daemon.client();
+    std::vector<uint64_t> tags;
+    for (int i = 0; i < 300; ++i) tags.push_back(other.start(text_request("abc", 1)).value());
+    for (const uint64_t one : tags) {
+      for (bool ended = false; !ended;) {
+        auto reply = other.next(one, kPatience);
+        ASSERT_TRUE(reply.has_value()) << reply.error().text();
+        ended = reply->has_finished();
+      }
+    }
+  }
+  daemon.signal(SIGTERM);
+  uint64_t tokens = 0;
+  for (;;) {
+    auto reply = client.next(tag, kPatience);
+    ASSERT_TRUE(reply.has_value()) << reply.error().text();
+    tokens += reply->has_token() ? 1 : 0;
+    if (!reply->has_finished()) continue;
+    EXPECT_EQ(reply->finished().reason(), "length");
+    break;
+  }
+  EXPECT_EQ(tokens, 4u);
+  EXPECT_EQ(daemon.wait_exit(), 0);
+}
+
 TEST(Failure, ACancelNeedsNoCredit) {
   Daemon daemon(kArguments);
   ASSERT_TRUE(daemon.wait_ready());

@@ -86,9 +86,7 @@ std::string stored_text(const google::protobuf::RepeatedPtrField<wire::RankStore
 
 // Of the prompt, without what the prefix cache served; so far, while it prefills.
 uint64_t prompt_tokens_computed(const wire::RequestStatus& status) {
-  const bool whole = status.completion_tokens() > 0;
-  const uint64_t done =
-      whole ? status.prompt_tokens() : std::min(status.computed_tokens(), status.prompt_tokens());
+  const uint64_t done = std::min(status.computed_tokens(), status.prompt_tokens());
   return done > status.cached_tokens() ? done - status.cached_tokens() : 0;
 }
 
