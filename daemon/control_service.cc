@@ -183,14 +183,18 @@ ControlService::Answer ControlService::explain(const wire::ExplainRequest& reque
   return reply;
 }
 
+// Runs or waits.
+Result<void> ControlService::check_live(RequestId id) const {
+  if (view.engine->book().running().contains(id)) return {};
+  if (view.engine->book().find(id) == nullptr) return no_such_request(number(id));
+  return error(ErrorCode::kFailedPrecondition, "request " + std::to_string(number(id)) + " has ended",
+               "request");
+}
+
 ControlService::Answer ControlService::cancel(const wire::CancelRequest& request) {
   if (view.engine == nullptr) return not_ready();
   const RequestId id{request.request()};
-  if (!view.engine->book().running().contains(id)) {
-    if (view.engine->book().find(id) == nullptr) return no_such_request(request.request());
-    return error(ErrorCode::kFailedPrecondition,
-                 "request " + std::to_string(request.request()) + " has ended", "request");
-  }
+  TRY_VOID(check_live(id));
   const int64_t journalled = begin("cancel", std::to_string(request.request()));
   view.engine->post(controlplane::CancelRequested{id});
   end(journalled, "ok");
@@ -274,7 +278,6 @@ void ControlService::regroup(const wire::RegroupRequest& request, ControlEndpoin
   Regroup regroup;
   regroup.journal_id = begin("regroup", regroup_detail(request));
   regroup.send = std::move(reply);
-  regroup.open = targets.size();
   regroup.reply.mutable_regroup();
   if (request.defaults()) {
     if (auto set = set_defaults(request); !set) {
@@ -282,7 +285,19 @@ void ControlService::regroup(const wire::RegroupRequest& request, ControlEndpoin
       return regroup.send(error_reply(set.error()));
     }
   }
+  for (auto id = targets.begin(); id != targets.end();) {
+    const auto live = check_live(*id);
+    if (live) {
+      ++id;
+      continue;
+    }
+    wire::RegroupOutcome* outcome = regroup.reply.mutable_regroup()->add_outcomes();
+    outcome->set_request(number(*id));
+    fill_error(live.error(), outcome->mutable_error());
+    id = targets.erase(id);
+  }
   if (targets.empty()) return finish_regroup(regroup);
+  regroup.open = targets.size();
   const uint64_t command = next_command_++;
   regroups_.emplace(command, std::move(regroup));
   for (const RequestId id : targets) {
@@ -314,7 +329,10 @@ void ControlService::regrouped(const controlplane::RegroupedNotice& notice) {
   outcome->set_after(notice.after);
   outcome->set_bytes_moved(as_unsigned(notice.bytes_moved));
   outcome->set_pages_dropped(as_unsigned(notice.pages_dropped));
-  if (!done) fill_error(notice.error, outcome->mutable_error());
+  if (!done) {
+    const auto live = check_live(notice.request);  // it may have ended a moment before
+    fill_error(live ? notice.error : live.error(), outcome->mutable_error());
+  }
   if (--regroup.open > 0) return;
   finish_regroup(regroup);
   regroups_.erase(found);

@@ -50,6 +50,7 @@ class ControlService {
   wire::ControlReply status() const;
   Answer requests(const wire::RequestsRequest& request) const;
   Answer explain(const wire::ExplainRequest& request) const;
+  Result<void> check_live(RequestId id) const;
   Answer cancel(const wire::CancelRequest& request);
   wire::ControlReply workers() const;
   Answer record(const wire::RecordRequest& request);

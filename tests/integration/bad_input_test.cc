@@ -152,6 +152,24 @@ TEST_F(BadInput, GarbageOnTheControlSocket) {
   }
 }
 
+TEST_F(BadInput, ARequestThatHasEnded) {
+  auto client = daemon_->client();
+  client::StreamHandlers handlers;
+  uint64_t id = 0;
+  handlers.accepted = [&](const wire::Accepted& accepted) { id = accepted.request(); };
+  (void)run_request(client, text_request("abc abc abc", 1), handlers);
+  wire::ControlRequest cancel, regroup;
+  cancel.mutable_cancel()->set_request(id);
+  const wire::WireError cancelled = daemon_->control(cancel).error();
+  EXPECT_EQ(cancelled.code(), wire::ERROR_FAILED_PRECONDITION);
+  EXPECT_EQ(cancelled.message(), "request " + std::to_string(id) + " has ended");
+  regroup.mutable_regroup()->add_requests(id);
+  regroup.mutable_regroup()->set_decode("dp");
+  const wire::RegroupOutcome outcome = daemon_->control(regroup).regroup().outcomes(0);
+  EXPECT_EQ(outcome.error().code(), cancelled.code());
+  EXPECT_EQ(outcome.error().message(), cancelled.message());
+}
+
 TEST_F(BadInput, OthersRequestsAndUnknownOnes) {
   auto client = daemon_->client();
   const auto cancelled = client.cancel(123456, kPatience);

@@ -348,7 +348,8 @@ TEST(Regroup, SendsWhatWasSaid) {
   EXPECT_EQ(outcome.code, kExitNotFound);
   EXPECT_THAT(outcome.out, HasSubstr("would drop"));
   EXPECT_THAT(outcome.out, HasSubstr("12 pages"));
-  EXPECT_THAT(outcome.err, HasSubstr("error: not_found: no such request"));
+  EXPECT_EQ(outcome.err, "error: not_found: no such request\n");
+  EXPECT_THAT(outcome.out, Not(HasSubstr("no such request"))) << "told once";
   EXPECT_THAT(seen.requests(), ::testing::ElementsAre(7, 8));
   EXPECT_EQ(seen.decode(), "dcp(4)");
   EXPECT_EQ(seen.index(), "split");
@@ -371,8 +372,8 @@ TEST(Cancel, TriesAllAndReportsTheFirstFailure) {
     const uint64_t id = request.cancel().request();
     seen.push_back(id);
     wire::ControlReply reply;
-    if (id == 2) {
-      reply.mutable_error()->set_code(wire::ERROR_NOT_FOUND);
+    if (id % 2 == 0) {
+      reply.mutable_error()->set_code(id == 2 ? wire::ERROR_NOT_FOUND : wire::ERROR_FAILED_PRECONDITION);
     } else {
       reply.mutable_cancel()->set_request(id);
     }
@@ -382,6 +383,9 @@ TEST(Cancel, TriesAllAndReportsTheFirstFailure) {
   EXPECT_EQ(outcome.code, kExitNotFound);
   EXPECT_EQ(seen, (std::vector<uint64_t>{1, 2, 3}));
   EXPECT_EQ(Json::parse(outcome.out)["cancel"]["requests"], (std::vector<uint64_t>{1, 3}));
+  const Outcome text = run(at(daemon, {"cancel", "4", "2"}));
+  EXPECT_EQ(text.code, kExitRefused) << "of the first";
+  EXPECT_EQ(text.err, "error: failed_precondition\nerror: not_found\n");
 }
 
 // A child process plays the daemon: stop must return only when that process is gone.

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <iosfwd>
+#include <vector>
 
+#include "proto/vocab/result.h"
 #include "tools/ctl/arguments.h"
 
 namespace weft::ctl {
@@ -27,6 +29,7 @@ struct Context {
   bool in_is_terminal = false;
   int interrupt_fd = -1;  // readable when the user wants out; -1: signals keep their default action
   int (*open_interrupts)() = nullptr;
+  std::vector<Error> further_failures = {};  // told after the one that the command returned
 
   // From here on the command looks at interrupt_fd. Called late: a command that blocks on something else (its
   // input, a daemon that does not answer) must still end at Ctrl-C.

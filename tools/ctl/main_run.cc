@@ -34,6 +34,9 @@ int report_error(const Error& error, bool json, Context& context) {
   } else {
     const bool interrupted = client::is_interrupt(error);
     context.err << (interrupted ? "interrupted" : "error: " + error.text()) << std::endl;
+    for (const Error& further : context.further_failures) {
+      context.err << "error: " + further.text() << std::endl;
+    }
     if (error.code == ErrorCode::kUnavailable) {
       context.err << "(start weftd, or name its sockets with --state-dir, --control-socket or --client)"
                   << std::endl;

@@ -29,6 +29,15 @@ void put_json(Context& context, const std::string& command, Json content) {
   put(context, dump(document(command, std::move(content))) + "\n");
 }
 
+// Of a command on several requests: the first failure decides the exit code, the others follow it.
+Result<void> first_of(std::vector<Error> failures, Context& context) {
+  if (failures.empty()) return {};
+  const Error first = std::move(failures.front());
+  context.further_failures.assign(std::make_move_iterator(failures.begin() + 1),
+                                  std::make_move_iterator(failures.end()));
+  return first;
+}
+
 // Sleeps, or returns the interrupt.
 Result<void> pause(const Context& context, Duration duration) {
   const client::Deadline deadline(duration);
@@ -174,16 +183,16 @@ Result<void> run_regroup(Context& context) {
   TRY(const auto reply, ask(context, std::move(request)));
   put(context, text_of(context, "regroup", reply.regroup(),
                        regroup_view(reply.regroup(), a.defaults, a.dry_run, context.terminal)));
-  // The outcomes have been shown; the first failure decides the exit code.
+  std::vector<Error> failures;
   for (const auto& outcome : reply.regroup().outcomes()) {
-    if (outcome.error().code() != wire::ERROR_OK) return client::from_wire(outcome.error());
+    if (outcome.has_error()) failures.push_back(client::from_wire(outcome.error()));
   }
-  return {};
+  return first_of(std::move(failures), context);
 }
 
 Result<void> run_cancel(Context& context) {
   Json cancelled = Json::array();
-  Result<void> outcome;
+  std::vector<Error> failures;
   for (const uint64_t id : context.arguments.requests) {
     wire::ControlRequest request;
     request.mutable_cancel()->set_request(id);
@@ -191,12 +200,12 @@ Result<void> run_cancel(Context& context) {
     if (reply) {
       cancelled.push_back(id);
       if (!context.arguments.json()) put(context, "cancelled " + std::to_string(id) + "\n");
-    } else if (outcome) {  // the others are still tried
-      outcome = std::move(reply).error();
+    } else {  // the others are still tried
+      failures.push_back(std::move(reply).error());
     }
   }
   if (context.arguments.json()) put_json(context, "cancel", {{"requests", cancelled}});
-  return outcome;
+  return first_of(std::move(failures), context);
 }
 
 Result<void> run_workers(Context& context) {

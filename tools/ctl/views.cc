@@ -251,25 +251,23 @@ std::string explain_view(const wire::ExplainReply& reply, const Terminal& termin
 std::string regroup_view(const wire::RegroupReply& reply, bool defaults, bool dry_run,
                          const Terminal& terminal) {
   std::string out;
-  if (!reply.outcomes().empty()) {
-    Table table({{"id", true},
-                 {"before"},
-                 {"after"},
-                 {dry_run ? "would move" : "moved", true},
-                 {dry_run ? "would drop" : "dropped", true},
-                 {"", false, true}});
-    for (const auto& outcome : reply.outcomes()) {
-      const bool failed = outcome.error().code() != wire::ERROR_OK;
-      table.add({std::to_string(outcome.request()), outcome.before(), outcome.after(),
-                 bytes(outcome.bytes_moved()), count(outcome.pages_dropped()) + " pages",
-                 failed ? Cell(outcome.error().message(), Style::kBad) : Cell("")});
-    }
-    out += table.text(terminal);
+  Table table({{"id", true},
+               {"before"},
+               {"after"},
+               {dry_run ? "would move" : "moved", true},
+               {dry_run ? "would drop" : "dropped", true}});
+  bool any = false;
+  for (const auto& outcome : reply.outcomes()) {
+    if (outcome.has_error()) continue;
+    any = true;
+    table.add({std::to_string(outcome.request()), outcome.before(), outcome.after(),
+               bytes(outcome.bytes_moved()), count(outcome.pages_dropped()) + " pages"});
   }
+  if (any) out += table.text(terminal);
   if (defaults) {
     out += "defaults: " + groupings(reply.prefill(), reply.decode(), reply.index()) + "\n";
   }
-  return out.empty() ? "nothing to regroup\n" : out;
+  return out.empty() && reply.outcomes().empty() ? "nothing to regroup\n" : out;
 }
 
 }  // namespace weft::ctl

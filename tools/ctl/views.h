@@ -13,7 +13,8 @@ std::string status_view(const wire::StatusReply& status, const Terminal& termina
 std::string requests_view(const wire::RequestsReply& reply, const Terminal& terminal);
 std::string workers_view(const wire::WorkersReply& reply, const Terminal& terminal);
 std::string explain_view(const wire::ExplainReply& reply, const Terminal& terminal);
-// The defaults are shown where they were asked for.
+// Outcomes that are errors are left out: they are told as errors. The defaults are shown where they were
+// asked for.
 std::string regroup_view(const wire::RegroupReply& reply, bool defaults, bool dry_run,
                          const Terminal& terminal);
 
