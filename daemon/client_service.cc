@@ -57,7 +57,7 @@ struct ClientService::Prompt {
       tokens = std::move(ids).value();
     }
     if (only_tokenize) return;
-    outcome = validate_prompt(tokens, checked.max_tokens, model);
+    outcome = validate_prompt(tokens, model);
     if (!outcome) return;
     root = kv::namespace_hash(model.name, cache_format, checked.cache_salt);
     hashes = kv::block_hashes(root, tokens, block_tokens);

@@ -108,12 +108,6 @@ Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, co
       break;
   }
   if (request.max_tokens() != 0) checked.max_tokens = request.max_tokens();
-  if (checked.max_tokens > model.max_context) {
-    return error(
-        ErrorCode::kTooLarge,
-        std::to_string(checked.max_tokens) + " is beyond the context of " + std::to_string(model.max_context),
-        "max_tokens");
-  }
   TRY(checked.sampling, check_sampling(request, model));
   TRY(checked.stop_tokens, check_stop_tokens(request, model));
   TRY(checked.grouping,
@@ -131,18 +125,10 @@ Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, co
   return checked;
 }
 
-Result<void> validate_prompt(const std::vector<uint32_t>& prompt, int64_t max_tokens,
-                             const ModelFacts& model) {
+Result<void> validate_prompt(const std::vector<uint32_t>& prompt, const ModelFacts& model) {
   if (prompt.empty()) return bad("prompt", "must hold at least one token");
-  const auto length = static_cast<int64_t>(prompt.size());
-  if (length + max_tokens > model.max_context) {
-    return error(ErrorCode::kTooLarge,
-                 std::to_string(length) + " prompt tokens and max_tokens " + std::to_string(max_tokens) +
-                     " exceed the context of " + std::to_string(model.max_context),
-                 "prompt");
-  }
-  for (int64_t i = 0; i < length; ++i) {
-    TRY_VOID(check_token(prompt[static_cast<size_t>(i)], "tokens", i, model));
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    TRY_VOID(check_token(prompt[i], "tokens", static_cast<int64_t>(i), model));
   }
   return {};
 }

@@ -1,7 +1,7 @@
 // Checks every field of a GenerateRequest and turns it into words of the control plane.
 //
-// Pure. What only the control plane can know (room in the pools) is checked there. An Error names the field
-// and the limit. Text is tokenized between validate_request() and validate_prompt().
+// Pure. Whether the request fits (the context, the pools) is the control plane's to say. An Error names the
+// field and the limit. Text is tokenized between validate_request() and validate_prompt().
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,7 @@ struct CheckedRequest {
 Result<void> validate_model(const std::string& name, const ModelFacts& model);
 Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, const ModelFacts& model,
                                         const controlplane::GroupingWish& defaults, int rank_count);
-Result<void> validate_prompt(const std::vector<uint32_t>& prompt, int64_t max_tokens,
-                             const ModelFacts& model);
+Result<void> validate_prompt(const std::vector<uint32_t>& prompt, const ModelFacts& model);
 
 // What a RegroupRequest asks of one grouping; empty strings keep `base`.
 Result<controlplane::GroupingWish> validate_grouping(const std::string& prefill, const std::string& decode,
