@@ -23,6 +23,7 @@ wire::ClientReply reply_to(uint64_t tag) {
 struct ClientService::Request {
   ClientIdentity client;
   uint64_t tag = 0;
+  const char* prompt_field;
   Stream stream;
   StreamDecoder decoder;
   bool paused = false;
@@ -35,6 +36,7 @@ struct ClientService::Request {
 struct ClientService::Prompt {
   ClientIdentity client;
   uint64_t tag = 0;
+  const char* field = "text";
   CheckedRequest checked;
   ModelFacts model;
   std::string text;
@@ -51,13 +53,13 @@ struct ClientService::Prompt {
     if (!text.empty()) {
       auto ids = tokenizer->encode(text);
       if (!ids) {
-        outcome = error(ids.error().code, ids.error().message, "text");
+        outcome = error(ids.error().code, ids.error().message, field);
         return;
       }
       tokens = std::move(ids).value();
     }
     if (only_tokenize) return;
-    outcome = validate_prompt(tokens, model);
+    outcome = validate_prompt(tokens, field, model);
     if (!outcome) return;
     root = kv::namespace_hash(model.name, cache_format, checked.cache_salt);
     hashes = kv::block_hashes(root, tokens, block_tokens);
@@ -186,6 +188,7 @@ void ClientService::generate(const ClientIdentity& client, uint64_t tag,
   auto prompt = std::make_shared<Prompt>();
   prompt->client = client;
   prompt->tag = tag;
+  prompt->field = prompt_field(request);
   prompt->checked = std::move(checked).value();
   prompt->model = model_;
   prompt->cache_format = cache_format_;
@@ -214,6 +217,7 @@ void ClientService::submit(Prompt& prompt) {
   };
   requests_.emplace(id, new Request{prompt.client,
                                     prompt.tag,
+                                    prompt.field,
                                     Stream(std::move(transport), prompt.checked.credit),
                                     {},
                                     false,
@@ -369,7 +373,10 @@ void ClientService::finished(const controlplane::FinishedNotice& notice, const R
   wire::Finished* finished = reply.mutable_finished();
   fill_finished(notice.reason, record, *finished);
   if (notice.reason == controlplane::FinishReason::kError) {
-    fill_error(notice.error, finished->mutable_error());
+    Error failure = notice.error;
+    // The control plane names the fields of its own event.
+    if (failure.field == "prompt") failure.field = request.prompt_field;
+    fill_error(failure, finished->mutable_error());
   }
   if (request.ended_by_us) fill_error(*request.ended_by_us, finished->mutable_error());
   finished->set_text(request.decoder.finish());

@@ -125,10 +125,23 @@ Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, co
   return checked;
 }
 
-Result<void> validate_prompt(const std::vector<uint32_t>& prompt, const ModelFacts& model) {
-  if (prompt.empty()) return bad("prompt", "must hold at least one token");
+const char* prompt_field(const wire::GenerateRequest& request) {
+  switch (request.prompt_case()) {
+    case wire::GenerateRequest::kText:
+      return "text";
+    case wire::GenerateRequest::kTokens:
+      return "tokens";
+    case wire::GenerateRequest::PROMPT_NOT_SET:
+      break;
+  }
+  return "prompt";
+}
+
+Result<void> validate_prompt(const std::vector<uint32_t>& prompt, const char* field,
+                             const ModelFacts& model) {
+  if (prompt.empty()) return bad(field, "must hold at least one token");
   for (size_t i = 0; i < prompt.size(); ++i) {
-    TRY_VOID(check_token(prompt[i], "tokens", static_cast<int64_t>(i), model));
+    TRY_VOID(check_token(prompt[i], field, static_cast<int64_t>(i), model));
   }
   return {};
 }

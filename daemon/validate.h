@@ -42,7 +42,9 @@ struct CheckedRequest {
 Result<void> validate_model(const std::string& name, const ModelFacts& model);
 Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, const ModelFacts& model,
                                         const controlplane::GroupingWish& defaults, int rank_count);
-Result<void> validate_prompt(const std::vector<uint32_t>& prompt, const ModelFacts& model);
+// How errors about the prompt name it: as the client gave it, "text" or "tokens"; "prompt" if it gave none.
+const char* prompt_field(const wire::GenerateRequest& request);
+Result<void> validate_prompt(const std::vector<uint32_t>& prompt, const char* field, const ModelFacts& model);
 
 // What a RegroupRequest asks of one grouping; empty strings keep `base`.
 Result<controlplane::GroupingWish> validate_grouping(const std::string& prefill, const std::string& decode,

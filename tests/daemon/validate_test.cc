@@ -134,11 +134,12 @@ TEST(Validate, TextNeedsATokenizer) {
 }
 
 TEST(Validate, PromptTokens) {
-  EXPECT_TRUE(validate_prompt({0, 999}, model()).has_value());
-  const auto outside = validate_prompt({0, 1000}, model());
+  EXPECT_TRUE(validate_prompt({0, 999}, "tokens", model()).has_value());
+  const auto outside = validate_prompt({0, 1000}, "tokens", model());
   ASSERT_FALSE(outside.has_value());
+  EXPECT_EQ(outside.error().field, "tokens");
   EXPECT_THAT(outside.error().message, HasSubstr("token id 1000 at index 1"));
-  EXPECT_FALSE(validate_prompt({}, model()).has_value());
+  EXPECT_EQ(validate_prompt({}, "text", model()).error().field, "text");
 }
 
 }  // namespace

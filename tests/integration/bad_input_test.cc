@@ -76,11 +76,16 @@ TEST_F(BadInput, EveryBadFieldIsNamed) {
 TEST_F(BadInput, PromptsBeyondThePoolOrTheContextAreTooLarge) {
   const Error pool = refusal(text_request(std::string(5000, 'x'), 4));  // the pool holds 4096
   EXPECT_EQ(pool.code, ErrorCode::kTooLarge) << pool.text();
-  EXPECT_FALSE(pool.field.empty());
+  EXPECT_EQ(pool.field, "text");
   EXPECT_THAT(pool.message, HasSubstr("4")) << pool.text();
   const Error context = refusal(text_request(std::string(1'100'000, 'x'), 4));
   EXPECT_EQ(context.code, ErrorCode::kTooLarge) << context.text();
-  EXPECT_EQ(context.field, "prompt");
+  EXPECT_EQ(context.field, "text");
+  wire::GenerateRequest tokens;
+  for (int i = 0; i < 5000; ++i) tokens.mutable_tokens()->add_ids(97);
+  EXPECT_EQ(refusal(tokens).field, "tokens");
+  auto greedy = text_request("abc", 1u << 31);
+  EXPECT_EQ(refusal(greedy).field, "max_tokens");
 }
 
 TEST_F(BadInput, GarbageOnTheClientSocket) {
