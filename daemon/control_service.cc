@@ -2,6 +2,7 @@
 
 #include "daemon/explain.h"
 #include "daemon/validate.h"
+#include "proto/convert.h"
 #include "proto/version.h"
 #include "proto/vocab/units.h"
 
@@ -104,7 +105,9 @@ wire::ControlReply ControlService::status() const {
   status->set_index(kv::index_name(view.defaults->index));
   status->set_block_tokens(as_unsigned(view.options->block_tokens));
   status->set_client_endpoint(view.client_address);
-  status->set_weight_dtype(model.weight_dtype() == 2 ? "bf16" : model.weight_dtype() == 1 ? "f32" : "");
+  // Empty as long as the model is not described.
+  const auto weights = from_wire(model.weight_dtype(), "weight_dtype");
+  status->set_weight_dtype(weights ? dtype_name(*weights) : "");
   status->set_cache_dtype(dtype_name(view.options->cache_dtype));
   status->set_instruction_set(model.instruction_set());
   status->set_worker_restarts(view.fleet->restarts());

@@ -213,6 +213,13 @@ Result<void> check_devices(const RawOptions& raw, Options& options) {
   return {};
 }
 
+std::optional<DType> parse_dtype(const std::string& text) {
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    if (text == dtype_name(type)) return type;
+  }
+  return std::nullopt;
+}
+
 Result<void> check_memory(const RawOptions& raw, Options& options) {
   if (options.block_tokens < 8 || options.block_tokens > 256 ||
       !std::has_single_bit(static_cast<uint64_t>(options.block_tokens))) {
@@ -226,20 +233,13 @@ Result<void> check_memory(const RawOptions& raw, Options& options) {
   if (options.pool_tokens > int64_t{1} << 32) return bad("pool-tokens", "must be at most 2^32");
   if (options.max_context > int64_t{1} << 30) return bad("max-context", "must be at most 2^30");
 
-  if (raw.weight_dtype == "stored")
-    options.weight_dtype = 0;
-  else if (raw.weight_dtype == "f32")
-    options.weight_dtype = 1;
-  else if (raw.weight_dtype == "bf16")
-    options.weight_dtype = 2;
-  else
+  const auto cache_dtype = parse_dtype(raw.cache_dtype);
+  if (!cache_dtype) return bad("cache-dtype", "must be f32 or bf16, not '" + raw.cache_dtype + "'");
+  options.cache_dtype = *cache_dtype;
+  options.weight_dtype = parse_dtype(raw.weight_dtype);
+  if (!options.weight_dtype && raw.weight_dtype != "stored") {
     return bad("weight-dtype", "must be stored, f32 or bf16, not '" + raw.weight_dtype + "'");
-  if (raw.cache_dtype == "f32")
-    options.cache_dtype = DType::kF32;
-  else if (raw.cache_dtype == "bf16")
-    options.cache_dtype = DType::kBF16;
-  else
-    return bad("cache-dtype", "must be f32 or bf16, not '" + raw.cache_dtype + "'");
+  }
   return {};
 }
 

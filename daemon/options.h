@@ -43,7 +43,7 @@ struct Options {
   int64_t max_step_rows = 2048;
   int64_t max_running = 64;
   int64_t max_waiting = 1024;
-  uint32_t weight_dtype = 0;  // 0 as stored, 1 f32, 2 bf16 (worker.proto)
+  std::optional<DType> weight_dtype;  // empty: as stored
   DType cache_dtype = DType::kF32;
   // Empty: what the journal remembers, else zigzag, tp, copied.
   std::optional<kv::Split> prefill;

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "kv/packet_socket.h"
+#include "proto/convert.h"
 #include "proto/version.h"
 #include "proto/vocab/units.h"
 
@@ -32,7 +33,7 @@ bool is_lasting(ErrorCode code) {
   }
 }
 
-Error from_wire(const wire::Failure& failure) {
+Error error_of(const wire::Failure& failure) {
   const bool known = failure.code() > 0 && failure.code() <= static_cast<uint32_t>(ErrorCode::kNotPermitted);
   return error(known ? static_cast<ErrorCode>(failure.code()) : ErrorCode::kInternal, failure.message(),
                failure.field());
@@ -212,8 +213,8 @@ wire::ToWorker WorkerFleet::describe(int rank) const {
   describe->set_rank(static_cast<uint32_t>(rank));
   describe->set_rank_count(static_cast<uint32_t>(options_.workers));
   describe->set_model_path(options_.model_folder);
-  describe->set_weight_dtype(options_.weight_dtype);
-  describe->set_cache_dtype(options_.cache_dtype == DType::kF32 ? 1 : 2);
+  if (options_.weight_dtype) describe->set_weight_dtype(to_wire(*options_.weight_dtype));
+  describe->set_cache_dtype(to_wire(options_.cache_dtype));
   describe->set_block_tokens(static_cast<uint32_t>(options_.block_tokens));
   describe->set_threads(static_cast<uint32_t>(options_.threads_per_worker));
   for (const uint32_t core : options_.devices[static_cast<size_t>(rank)].cores) describe->add_cores(core);
@@ -304,7 +305,7 @@ void WorkerFleet::take_message(int rank, const wire::FromWorker& message) {
       begin_epoch_if_all_wait();
       break;
     case wire::FromWorker::kFailure:
-      own.failure = from_wire(message.failure());
+      own.failure = error_of(message.failure());
       log_.error("worker_failure", {{"rank", rank},
                                     {"code", error_code_name(own.failure->code)},
                                     {"field", own.failure->field},
@@ -323,6 +324,9 @@ void WorkerFleet::take_description(int rank, const wire::ModelDescription& descr
     return fail(error(ErrorCode::kUnsupported, "weft-worker speaks protocol " +
                                                    std::to_string(description.protocol_version()) +
                                                    ", weftd " + std::to_string(kWorkerProtocol)));
+  }
+  if (const auto known = from_wire(description.weight_dtype(), "weight_dtype"); !known) {
+    return fail(known.error());
   }
   own.phase = Phase::kDescribed;
   own.supervisor.progress(loop_.now());

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <filesystem>
+#include <optional>
 
 #include "kernels/features.h"
+#include "proto/convert.h"
 #include "proto/version.h"
 #include "worker/comm/exchange.h"
 #include "worker/model/tree_sum.h"
@@ -24,9 +26,6 @@ Result<void> in_range(const char* field, uint64_t value, uint64_t min, uint64_t 
                field);
 }
 
-// The wire's dtypes: 0 as stored, 1 f32, 2 bf16.
-DType dtype_of(uint32_t wire) { return wire == 2 ? DType::kBF16 : DType::kF32; }
-
 uint32_t mask_of_segments(const SegmentPresence& presence) {
   uint32_t mask = 0;
   for (size_t segment = 0; segment < presence.size(); ++segment)
@@ -43,8 +42,11 @@ Result<WorkerSettings> read_settings(const wire::Describe& request) {
   }
   TRY_VOID(in_range("rank_count", request.rank_count(), 1, kMaxRanks));
   TRY_VOID(in_range("rank", request.rank(), 0, request.rank_count() - 1));
-  TRY_VOID(in_range("weight_dtype", request.weight_dtype(), 0, 2));
-  TRY_VOID(in_range("cache_dtype", request.cache_dtype(), 1, 2));
+  std::optional<DType> weight_dtype;  // empty: as stored
+  if (request.weight_dtype() != wire::DTYPE_UNSET) {
+    TRY(weight_dtype, from_wire(request.weight_dtype(), "weight_dtype"));
+  }
+  TRY(const DType cache_dtype, from_wire(request.cache_dtype(), "cache_dtype"));
   TRY_VOID(in_range("block_tokens", request.block_tokens(), 8, 256));
   if (!std::has_single_bit(request.block_tokens())) {
     return error(ErrorCode::kInvalidArgument,
@@ -62,9 +64,8 @@ Result<WorkerSettings> read_settings(const wire::Describe& request) {
   settings.threads = static_cast<int>(request.threads());
   settings.cores.assign(request.cores().begin(), request.cores().end());
   TRY(settings.config, read_model_config(settings.model_path));
-  settings.weight_dtype =
-      request.weight_dtype() == 0 ? settings.config.checkpoint_dtype : dtype_of(request.weight_dtype());
-  settings.cache_dtype = dtype_of(request.cache_dtype());
+  settings.weight_dtype = weight_dtype.value_or(settings.config.checkpoint_dtype);
+  settings.cache_dtype = cache_dtype;
   if (request.max_context() != 0) {
     TRY_VOID(in_range("max_context", request.max_context(), 1,
                       static_cast<uint64_t>(settings.config.max_context)));
@@ -96,7 +97,7 @@ wire::ModelDescription describe_model(const WorkerSettings& settings, uint64_t m
   out.set_weight_arena_bytes(count(weight_arena_bytes(config, settings.weight_dtype)));
   out.set_mailbox_bytes(
       mailbox_bytes(outbox_bytes(config, settings.cache_dtype, settings.rank_count, settings.max_step_rows)));
-  out.set_weight_dtype(settings.weight_dtype == DType::kBF16 ? 2 : 1);
+  out.set_weight_dtype(to_wire(settings.weight_dtype));
   out.set_index_topk(config.index_layers() == 0 ? 0 : count(config.index_topk));
   out.set_query_width(count(config.entry_width()));
   out.set_latent_width(count(config.latent));

@@ -67,7 +67,8 @@ TEST(Options, Values) {
   EXPECT_EQ(options.client_endpoint, "ipc:///tmp/weft-x/client.sock");
   EXPECT_EQ(options.control_socket, "/tmp/weft-x/control.sock");
   EXPECT_EQ(options.cache_dtype, DType::kBF16);
-  EXPECT_EQ(options.weight_dtype, 1u);
+  EXPECT_EQ(options.weight_dtype, DType::kF32);
+  EXPECT_FALSE(must({}).weight_dtype.has_value());
   EXPECT_EQ(options.hang_deadline, std::chrono::milliseconds(2500));
   EXPECT_THAT(options.devices[0].cores, ElementsAre(0));
   EXPECT_EQ(options.model_name, "toy");

@@ -106,7 +106,7 @@ TEST(WorkerProcess, DescribesTheModel) {
   EXPECT_EQ(model.query_width(), 40u);
   EXPECT_EQ(model.latent_width(), 32u);
   EXPECT_EQ(model.dense_layers(), 1u);
-  EXPECT_EQ(model.weight_dtype(), 1u);
+  EXPECT_EQ(model.weight_dtype(), wire::DTYPE_F32);
   EXPECT_EQ(model.dense_segments(), 0b10100100u);  // three units of 64 columns over eight segments
   EXPECT_EQ(model.moe_segments(), 0xffu);          // twelve experts
   EXPECT_FALSE(model.instruction_set().empty());
@@ -266,7 +266,9 @@ TEST(WorkerRefuses, BadDescribe) {
   refuses(ErrorCode::kInvalidArgument, "rank_count: 9", [](D& d) { d.set_rank_count(9); });
   refuses(ErrorCode::kInvalidArgument, "rank: 2", [](D& d) { d.set_rank(2); });
   refuses(ErrorCode::kInvalidArgument, "block_tokens: 24", [](D& d) { d.set_block_tokens(24); });
-  refuses(ErrorCode::kInvalidArgument, "cache_dtype: 0", [](D& d) { d.set_cache_dtype(0); });
+  refuses(ErrorCode::kInvalidArgument, "cache_dtype: 0", [](D& d) { d.clear_cache_dtype(); });
+  refuses(ErrorCode::kInvalidArgument, "weight_dtype: 7 is no known dtype",
+          [](D& d) { d.set_weight_dtype(static_cast<wire::WireDType>(7)); });
   refuses(ErrorCode::kInvalidArgument, "threads: 0", [](D& d) { d.set_threads(0); });
   refuses(ErrorCode::kInvalidArgument, "cores: core 1000000", [](D& d) { d.add_cores(1'000'000); });
   refuses(ErrorCode::kInvalidArgument, "max_context: 4097", [](D& d) { d.set_max_context(4097); });

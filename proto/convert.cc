@@ -1,6 +1,4 @@
-// The wire's error numbers are ErrorCode's: asserted here, once.
-#include "proto/client.pb.h"
-#include "proto/vocab/result.h"
+#include "proto/convert.h"
 
 namespace weft {
 
@@ -23,5 +21,14 @@ SAME(ERROR_NUMERICAL, kNumerical);
 SAME(ERROR_INTERNAL, kInternal);
 SAME(ERROR_NOT_PERMITTED, kNotPermitted);
 #undef SAME
+
+wire::WireDType to_wire(DType type) { return type == DType::kF32 ? wire::DTYPE_F32 : wire::DTYPE_BF16; }
+
+Result<DType> from_wire(wire::WireDType type, const char* field) {
+  if (type == wire::DTYPE_F32) return DType::kF32;
+  if (type == wire::DTYPE_BF16) return DType::kBF16;
+  return error(ErrorCode::kInvalidArgument, std::to_string(static_cast<int>(type)) + " is no known dtype",
+               field);
+}
 
 }  // namespace weft
