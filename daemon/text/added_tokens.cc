@@ -1,7 +1,7 @@
 #include "daemon/text/added_tokens.h"
 
 #include "daemon/text/regex.h"
-#include "daemon/text/utf8.h"
+#include "proto/utf8.h"
 #include "proto/vocab/check.h"
 
 namespace weft::daemon {

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "daemon/text/utf8.h"
+#include "proto/utf8.h"
 
 namespace weft::daemon {
 

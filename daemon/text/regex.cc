@@ -3,7 +3,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-#include "daemon/text/utf8.h"
+#include "proto/utf8.h"
 #include "proto/vocab/check.h"
 
 namespace weft::daemon {

@@ -10,6 +10,7 @@
 #include "daemon/text/bpe.h"
 #include "daemon/text/json_fields.h"
 #include "daemon/text/pre_tokenizer.h"
+#include "proto/utf8.h"
 
 namespace weft::daemon {
 

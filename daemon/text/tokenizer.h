@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "daemon/text/utf8.h"
+#include "daemon/text/stream_decoder.h"
 #include "proto/vocab/result.h"
 
 namespace weft::daemon {

@@ -12,6 +12,7 @@
 
 #include "daemon/text/bpe.h"
 #include "daemon/text/byte_alphabet.h"
+#include "proto/utf8.h"
 #include "proto/vocab/random.h"
 
 namespace weft::daemon {

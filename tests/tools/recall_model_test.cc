@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "daemon/text/tokenizer.h"
+#include "proto/utf8.h"
 #include "tests/tools/recall_folder.h"
 #include "tests/tools/recall_forward.h"
 #include "tests/tools/recall_text.h"
@@ -111,7 +112,7 @@ TEST(RecallCheckpoint, ATokenIsAByte) {
   const auto tokenizer = daemon::Tokenizer::load(folder(DType::kF32));
   ASSERT_TRUE(tokenizer) << tokenizer.error().text();
   std::string all;
-  for (uint32_t c = 0; c < 0x180; ++c) daemon::append_utf8(c, all);
+  for (uint32_t c = 0; c < 0x180; ++c) append_utf8(c, all);
   EXPECT_EQ(tokenizer->encode(all).value(), tokens_of(all));
   for (uint32_t byte = 0; byte < 256; ++byte) {
     EXPECT_EQ(tokenizer->decode(byte), std::string(1, static_cast<char>(byte)));
