@@ -1,7 +1,7 @@
 #include "daemon/client_service.h"
 
-#include "daemon/control_endpoint.h"
 #include "kv/block_hash.h"
+#include "proto/convert.h"
 #include "proto/version.h"
 
 namespace weft::daemon {
@@ -19,19 +19,6 @@ wire::ClientReply reply_to(uint64_t tag) {
 }
 
 }  // namespace
-
-struct ClientService::Request {
-  ClientIdentity client;
-  uint64_t tag = 0;
-  const char* prompt_field;
-  Stream stream;
-  StreamDecoder decoder;
-  bool paused = false;
-  std::optional<Error> ended_by_us;  // why this side cancelled it
-  std::optional<Time> last_progress;
-  // Rows whose digest has been sent: a row that ran again (after a loss, or alone) is told once.
-  std::set<int64_t> digests;
-};
 
 struct ClientService::Prompt {
   ClientIdentity client;
@@ -64,6 +51,24 @@ struct ClientService::Prompt {
     root = kv::namespace_hash(model.name, cache_format, checked.cache_salt);
     hashes = kv::block_hashes(root, tokens, block_tokens);
   }
+};
+
+struct ClientService::Request {
+  Request(const Prompt& prompt, Stream::Transport transport)
+      : client(prompt.client),
+        tag(prompt.tag),
+        prompt_field(prompt.field),
+        stream(std::move(transport), prompt.checked.credit) {}
+  ClientIdentity client;
+  uint64_t tag;
+  const char* prompt_field;
+  Stream stream;
+  StreamDecoder decoder;
+  bool paused = false;
+  std::optional<Error> ended_by_us;  // why this side cancelled it
+  std::optional<Time> last_progress;
+  // Rows whose digest has been sent: a row that ran again (after a loss, or alone) is told once.
+  std::set<int64_t> digests;
 };
 
 ClientService::ClientService(Loop& loop, const EventLog& log, Duration stall_limit,
@@ -215,15 +220,7 @@ void ClientService::submit(Prompt& prompt) {
   auto transport = [this, client = prompt.client](const std::string& frame) {
     return endpoint_->send(client, frame);
   };
-  requests_.emplace(id, new Request{prompt.client,
-                                    prompt.tag,
-                                    prompt.field,
-                                    Stream(std::move(transport), prompt.checked.credit),
-                                    {},
-                                    false,
-                                    {},
-                                    {},
-                                    {}});
+  requests_.emplace(id, std::make_unique<Request>(prompt, std::move(transport)));
   by_client_[prompt.client].insert(id);
 
   controlplane::RequestArrived event;

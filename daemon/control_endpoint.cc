@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "daemon/socket_path.h"
+#include "proto/convert.h"
 #include "proto/version.h"
 
 namespace weft::daemon {
@@ -29,12 +30,6 @@ Error io_error(const std::string& path) {
 }
 
 }  // namespace
-
-void fill_error(const Error& from, wire::WireError* to) {
-  to->set_code(static_cast<wire::WireErrorCode>(from.code));
-  to->set_message(from.message);
-  to->set_field(from.field);
-}
 
 struct ControlEndpoint::Connection {
   kv::Descriptor socket;

@@ -54,7 +54,4 @@ class ControlEndpoint {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // late replies hold it weakly
 };
 
-// For every error of the control and client protocols.
-void fill_error(const Error& from, wire::WireError* to);
-
 }  // namespace weft::daemon

@@ -11,6 +11,7 @@
 #include <set>
 #include <thread>
 
+#include "daemon/field_error.h"
 #include "proto/command_line.h"
 #include "proto/endpoints.h"
 #include "proto/utf8.h"
@@ -19,10 +20,6 @@
 
 namespace weft::daemon {
 namespace {
-
-Error bad(const char* option, std::string message) {
-  return error(ErrorCode::kInvalidArgument, std::move(message), std::string("--") + option);
-}
 
 // What the command line says, before it is checked.
 struct RawOptions {
@@ -163,11 +160,11 @@ Result<uint32_t> parse_core(const std::string& text) {
   uint32_t core = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), core);
   if (code != std::errc() || end != text.data() + text.size() || core >= CPU_SETSIZE) {
-    return bad("devices", "'" + text + "' is not a core number");
+    return bad_option("devices", "'" + text + "' is not a core number");
   }
   cpu_set_t allowed;
   if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0 && !CPU_ISSET(core, &allowed)) {
-    return bad("devices", "core " + text + " is not available to this process");
+    return bad_option("devices", "core " + text + " is not available to this process");
   }
   return core;
 }
@@ -184,7 +181,7 @@ Result<Device> parse_device(const std::string& text) {
         "--devices");
   }
   if (text.rfind("cpu:", 0) != 0)
-    return bad("devices", "'" + text + "' is not a device; use cpu, cpu:0 or cpu:0-3");
+    return bad_option("devices", "'" + text + "' is not a device; use cpu, cpu:0 or cpu:0-3");
   const std::string cores = text.substr(4);
   const size_t dash = cores.find('-');
   TRY(const uint32_t first, parse_core(cores.substr(0, dash)));
@@ -192,7 +189,7 @@ Result<Device> parse_device(const std::string& text) {
   if (dash != std::string::npos) {
     TRY(last, parse_core(cores.substr(dash + 1)));
   }
-  if (last < first) return bad("devices", "'" + text + "': the range is empty");
+  if (last < first) return bad_option("devices", "'" + text + "': the range is empty");
   for (uint32_t core = first; core <= last; ++core) device.cores.push_back(core);
   return device;
 }
@@ -203,8 +200,8 @@ Result<void> check_devices(const RawOptions& raw, Options& options) {
   } else {
     TRY(options.devices, parse_devices(raw.devices));
     if (options.devices.size() < static_cast<size_t>(options.workers)) {
-      return bad("workers", std::to_string(options.workers) + " ranks but only " +
-                                std::to_string(options.devices.size()) + " devices");
+      return bad_option("workers", std::to_string(options.workers) + " ranks but only " +
+                                       std::to_string(options.devices.size()) + " devices");
     }
     options.devices.resize(static_cast<size_t>(options.workers));
   }
@@ -223,45 +220,40 @@ std::optional<DType> parse_dtype(const std::string& text) {
 Result<void> check_memory(const RawOptions& raw, Options& options) {
   if (options.block_tokens < 8 || options.block_tokens > 256 ||
       !std::has_single_bit(static_cast<uint64_t>(options.block_tokens))) {
-    return bad("block-tokens",
-               "must be a power of two from 8 to 256, not " + std::to_string(options.block_tokens));
+    return bad_option("block-tokens",
+                      "must be a power of two from 8 to 256, not " + std::to_string(options.block_tokens));
   }
   if (options.pool_tokens == 0 && options.pool_bytes == 0) options.pool_bytes = 128 * kMiB;
   if (options.pool_bytes < 0 || options.pool_bytes > int64_t{1} << 46) {
-    return bad("pool-bytes", "must be from 1 to 64 TiB");
+    return bad_option("pool-bytes", "must be from 1 to 64 TiB");
   }
-  if (options.pool_tokens > int64_t{1} << 32) return bad("pool-tokens", "must be at most 2^32");
-  if (options.max_context > int64_t{1} << 30) return bad("max-context", "must be at most 2^30");
+  if (options.pool_tokens > int64_t{1} << 32) return bad_option("pool-tokens", "must be at most 2^32");
+  if (options.max_context > int64_t{1} << 30) return bad_option("max-context", "must be at most 2^30");
 
   const auto cache_dtype = parse_dtype(raw.cache_dtype);
-  if (!cache_dtype) return bad("cache-dtype", "must be f32 or bf16, not '" + raw.cache_dtype + "'");
+  if (!cache_dtype) return bad_option("cache-dtype", "must be f32 or bf16, not '" + raw.cache_dtype + "'");
   options.cache_dtype = *cache_dtype;
   options.weight_dtype = parse_dtype(raw.weight_dtype);
   if (!options.weight_dtype && raw.weight_dtype != "stored") {
-    return bad("weight-dtype", "must be stored, f32 or bf16, not '" + raw.weight_dtype + "'");
+    return bad_option("weight-dtype", "must be stored, f32 or bf16, not '" + raw.weight_dtype + "'");
   }
   return {};
-}
-
-Error under(const char* option, Error failure) {
-  failure.field = std::string("--") + option;
-  return failure;
 }
 
 Result<void> check_groupings(const RawOptions& raw, Options& options) {
   if (!raw.prefill.empty()) {
     auto split = kv::parse_split(raw.prefill);
-    if (!split) return under("prefill", split.error());
+    if (!split) return with_field(split.error(), "--prefill");
     options.prefill = *split;
   }
   if (!raw.decode.empty()) {
     auto wish = kv::parse_decode(raw.decode, options.workers);
-    if (!wish) return under("decode", wish.error());
+    if (!wish) return with_field(wish.error(), "--decode");
     options.decode = *wish;
   }
   if (!raw.index.empty()) {
     auto kind = kv::parse_index(raw.index);
-    if (!kind) return under("index", kind.error());
+    if (!kind) return with_field(kind.error(), "--index");
     options.index = *kind;
   }
   return {};
@@ -281,7 +273,7 @@ Result<void> check_worker_binary(Options& options) {
     options.worker_binary = (self.parent_path() / "weft-worker").string();
   }
   if (::access(options.worker_binary.c_str(), X_OK) != 0) {
-    return bad("worker-binary", "'" + options.worker_binary + "' cannot be run");
+    return bad_option("worker-binary", "'" + options.worker_binary + "' cannot be run");
   }
   return {};
 }
@@ -292,20 +284,20 @@ Result<void> check_places(Options& options) {
   if (options.client_endpoint.empty()) options.client_endpoint = client_endpoint_in(sockets);
   if (options.control_socket.empty()) options.control_socket = control_socket_in(sockets);
   if (auto fits = check_socket_path(options.control_socket); !fits)
-    return under("control-socket", fits.error());
+    return with_field(fits.error(), "--control-socket");
   if (options.client_endpoint.rfind("ipc://", 0) == 0) {
     if (auto fits = check_socket_path(options.client_endpoint.substr(6)); !fits) {
-      return under("client-endpoint", fits.error());
+      return with_field(fits.error(), "--client-endpoint");
     }
   } else if (!is_loopback(options.client_endpoint)) {
-    return bad("client-endpoint",
-               "must be ipc://PATH or tcp:// on a loopback address, not '" + options.client_endpoint + "'");
+    return bad_option("client-endpoint", "must be ipc://PATH or tcp:// on a loopback address, not '" +
+                                             options.client_endpoint + "'");
   }
   return check_worker_binary(options);
 }
 
 Result<void> check_model(Options& options) {
-  if (options.model_folder.empty()) return bad("model", "is required");
+  if (options.model_folder.empty()) return bad_option("model", "is required");
   std::error_code code;
   const auto folder = std::filesystem::absolute(options.model_folder, code);
   if (!std::filesystem::is_directory(folder, code)) {
@@ -328,7 +320,7 @@ Result<void> check_names(const Options& options) {
                                                               {"client-endpoint", &options.client_endpoint},
                                                               {"control-socket", &options.control_socket}};
   for (const auto& [option, name] : names) {
-    if (!is_utf8(*name)) return bad(option, "'" + as_utf8(*name, name->size()) + "' is not UTF-8");
+    if (!is_utf8(*name)) return bad_option(option, "'" + as_utf8(*name, name->size()) + "' is not UTF-8");
   }
   return {};
 }
@@ -372,8 +364,9 @@ Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments) {
   TRY_VOID(check_devices(raw, options));
   TRY_VOID(check_memory(raw, options));
   if (options.max_step_rows < options.max_running) {
-    return bad("max-step-rows", "must be at least --max-running (" + std::to_string(options.max_running) +
-                                    "), so that every running request can decode in every step");
+    return bad_option("max-step-rows", "must be at least --max-running (" +
+                                           std::to_string(options.max_running) +
+                                           "), so that every running request can decode in every step");
   }
   TRY_VOID(check_groupings(raw, options));
   TRY_VOID(check_model(options));

@@ -2,14 +2,11 @@
 
 #include <algorithm>
 
+#include "daemon/field_error.h"
 #include "proto/vocab/units.h"
 
 namespace weft::daemon {
 namespace {
-
-Error bad(const char* option, std::string message) {
-  return error(ErrorCode::kInvalidArgument, std::move(message), std::string("--") + option);
-}
 
 kv::CacheGeometry geometry_of(const Options& options, const wire::ModelDescription& model) {
   kv::CacheGeometry geometry;
@@ -28,11 +25,12 @@ Result<kv::PoolPages> pool_pages(const Options& options, const kv::CacheGeometry
   if (options.pool_tokens == 0) {
     blocks = options.pool_bytes / block_bytes;
     if (blocks < 1) {
-      return bad("pool-bytes",
-                 human_bytes(options.pool_bytes) + " do not hold one block of " + human_bytes(block_bytes));
+      return bad_option("pool-bytes", human_bytes(options.pool_bytes) + " do not hold one block of " +
+                                          human_bytes(block_bytes));
     }
   }
-  if (blocks >= static_cast<int64_t>(number(kNoPage))) return bad("pool-bytes", "more than 2^32 pages");
+  if (blocks >= static_cast<int64_t>(number(kNoPage)))
+    return bad_option("pool-bytes", "more than 2^32 pages");
   return kv::PoolPages{blocks, geometry.page_bytes(kv::Stream::kIndexKeys) > 0 ? blocks : 0};
 }
 
@@ -58,8 +56,8 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   Sizing sizing;
   const auto model_context = static_cast<int64_t>(model.max_context());
   if (options.max_context > model_context) {
-    return bad("max-context", std::to_string(options.max_context) + " is beyond the model's own " +
-                                  std::to_string(model_context));
+    return bad_option("max-context", std::to_string(options.max_context) + " is beyond the model's own " +
+                                         std::to_string(model_context));
   }
   controlplane::Limits& limits = sizing.limits;
   limits.rank_count = options.workers;

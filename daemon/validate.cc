@@ -2,17 +2,10 @@
 
 #include <cmath>
 
+#include "daemon/field_error.h"
+
 namespace weft::daemon {
 namespace {
-
-Error bad(const char* field, std::string message) {
-  return error(ErrorCode::kInvalidArgument, std::move(message), field);
-}
-
-Error under(const char* field, Error failure) {
-  failure.field = field;
-  return failure;
-}
 
 std::string show(float value) {
   char text[32];
@@ -22,23 +15,23 @@ std::string show(float value) {
 
 Result<void> check_token(uint32_t token, const char* field, int64_t index, const ModelFacts& model) {
   if (static_cast<int64_t>(token) < model.vocabulary) return {};
-  return bad(field, "token id " + std::to_string(token) + " at index " + std::to_string(index) +
-                        " is not below the vocabulary of " + std::to_string(model.vocabulary));
+  return bad_field(field, "token id " + std::to_string(token) + " at index " + std::to_string(index) +
+                              " is not below the vocabulary of " + std::to_string(model.vocabulary));
 }
 
 Result<controlplane::SamplingParams> check_sampling(const wire::GenerateRequest& request,
                                                     const ModelFacts& model) {
   const float temperature = request.temperature();
   if (!std::isfinite(temperature) || temperature < 0 || temperature > 100) {
-    return bad("temperature", "must be from 0 to 100, not " + show(temperature));
+    return bad_field("temperature", "must be from 0 to 100, not " + show(temperature));
   }
   const float top_p = request.has_top_p() ? request.top_p() : 1.0f;
   if (!std::isfinite(top_p) || top_p <= 0 || top_p > 1) {
-    return bad("top_p", "must be above 0 and at most 1, not " + show(top_p));
+    return bad_field("top_p", "must be above 0 and at most 1, not " + show(top_p));
   }
   if (static_cast<int64_t>(request.top_k()) > model.vocabulary) {
-    return bad("top_k", "must be at most the vocabulary of " + std::to_string(model.vocabulary) + ", not " +
-                            std::to_string(request.top_k()));
+    return bad_field("top_k", "must be at most the vocabulary of " + std::to_string(model.vocabulary) +
+                                  ", not " + std::to_string(request.top_k()));
   }
   return controlplane::SamplingParams{temperature, request.top_k(), top_p, request.seed()};
 }
@@ -74,17 +67,17 @@ Result<controlplane::GroupingWish> validate_grouping(const std::string& prefill,
   controlplane::GroupingWish wish = base;
   if (!prefill.empty()) {
     auto split = kv::parse_split(prefill);
-    if (!split) return under("prefill", split.error());
+    if (!split) return with_field(split.error(), "prefill");
     wish.prefill = *split;
   }
   if (!decode.empty()) {
     auto parsed = kv::parse_decode(decode, rank_count);
-    if (!parsed) return under("decode", parsed.error());
+    if (!parsed) return with_field(parsed.error(), "decode");
     wish.decode = *parsed;
   }
   if (!index.empty()) {
     auto kind = kv::parse_index(index);
-    if (!kind) return under("index", kind.error());
+    if (!kind) return with_field(kind.error(), "index");
     wish.index = *kind;
   }
   return wish;
@@ -96,15 +89,15 @@ Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, co
   CheckedRequest checked;
   switch (request.prompt_case()) {
     case wire::GenerateRequest::PROMPT_NOT_SET:
-      return bad("prompt", "missing: give text or tokens");
+      return bad_field("prompt", "missing: give text or tokens");
     case wire::GenerateRequest::kText:
-      if (request.text().empty()) return bad("text", "must not be empty");
+      if (request.text().empty()) return bad_field("text", "must not be empty");
       if (!model.has_tokenizer) {
         return error(ErrorCode::kUnsupported, "the model has no tokenizer.json; send token ids", "text");
       }
       break;
     case wire::GenerateRequest::kTokens:
-      if (request.tokens().ids().empty()) return bad("tokens", "must hold at least one token");
+      if (request.tokens().ids().empty()) return bad_field("tokens", "must hold at least one token");
       break;
   }
   if (request.max_tokens() != 0) checked.max_tokens = request.max_tokens();
@@ -139,7 +132,7 @@ const char* prompt_field(const wire::GenerateRequest& request) {
 
 Result<void> validate_prompt(const std::vector<uint32_t>& prompt, const char* field,
                              const ModelFacts& model) {
-  if (prompt.empty()) return bad(field, "must hold at least one token");
+  if (prompt.empty()) return bad_field(field, "must hold at least one token");
   for (size_t i = 0; i < prompt.size(); ++i) {
     TRY_VOID(check_token(prompt[i], field, static_cast<int64_t>(i), model));
   }

@@ -22,6 +22,18 @@ SAME(ERROR_INTERNAL, kInternal);
 SAME(ERROR_NOT_PERMITTED, kNotPermitted);
 #undef SAME
 
+void fill_error(const Error& from, wire::WireError* to) {
+  to->set_code(static_cast<wire::WireErrorCode>(from.code));
+  to->set_message(from.message);
+  to->set_field(from.field);
+}
+
+Error from_wire(const wire::WireError& error) {
+  const bool known = error.code() > wire::ERROR_OK && wire::WireErrorCode_IsValid(error.code());
+  return Error{known ? static_cast<ErrorCode>(error.code()) : ErrorCode::kInternal, error.message(),
+               error.field()};
+}
+
 wire::WireDType to_wire(DType type) { return type == DType::kF32 ? wire::DTYPE_F32 : wire::DTYPE_BF16; }
 
 Result<DType> from_wire(wire::WireDType type, const char* field) {

@@ -1,7 +1,7 @@
 // Result<T>: the value, or an expected failure (bad input, a full pool, a dead peer).
 //
 // A subset of std::expected, so that it can become an alias of it. An Error carries a code whose
-// numbers are those of the wire enum (client.proto, asserted equal in proto/error_code.cc), one
+// numbers are those of the wire enum (client.proto, asserted equal in proto/convert.cc), one
 // sentence for a person, and the input field it is about, if any.
 #pragma once
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include "proto/convert.h"
 #include "proto/vocab/units.h"
 #include "proto/worker.pb.h"
 #include "tests/bench/ceilings.h"
@@ -138,7 +139,7 @@ Result<Served> Serving::serve(const Ask& ask, const std::vector<uint32_t>& promp
   for (size_t i = 0; i < daemons_.size(); ++i) {
     (i == ask.setup ? served.busy : served.idle) += (daemons_[i].cpu_seconds() - before[i]) / served.wall;
   }
-  if (finished->reason() == "error") return daemon.explain(client::from_wire(finished->error()));
+  if (finished->reason() == "error") return daemon.explain(from_wire(finished->error()));
   served.trace = finished->trace();
   const bool as_asked = finished->usage().prompt_tokens() == prompt.size() &&
                         finished->usage().cached_tokens() == 0 && served.trace.prefill() == "zigzag" &&

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "proto/convert.h"
 #include "tests/integration/harness.h"
 
 namespace weft::integration {
@@ -38,7 +39,7 @@ class BadInput : public testing::Test {
     const Answer answer = run_request(client, request);
     if (answer.failure) return *answer.failure;
     EXPECT_EQ(answer.finished.reason(), "error");
-    return client::from_wire(answer.finished.error());
+    return from_wire(answer.finished.error());
   }
   static Daemon* daemon_;
 };

@@ -19,6 +19,18 @@ TEST(Convert, DTypes) {
   }
 }
 
+TEST(Convert, Errors) {
+  const Error whole = error(ErrorCode::kTooLarge, "too many", "tokens");
+  wire::WireError message;
+  fill_error(whole, &message);
+  EXPECT_EQ(from_wire(message).text(), whole.text());
+  EXPECT_EQ(from_wire(message).field, "tokens");
+  message.set_code(static_cast<wire::WireErrorCode>(99));
+  EXPECT_EQ(from_wire(message).code, ErrorCode::kInternal);
+  message.set_code(wire::ERROR_OK);
+  EXPECT_EQ(from_wire(message).code, ErrorCode::kInternal);
+}
+
 // As bytes: a field that was a plain number keeps its encoding, and unknown numbers survive the parser.
 TEST(Convert, AnUnknownDTypeArrivesAsItWasSent) {
   wire::Describe sent, received;

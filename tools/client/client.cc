@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "proto/convert.h"
 #include "proto/utf8.h"
 #include "tools/client/connection.h"
 #include "tools/client/deadline.h"
@@ -12,12 +13,6 @@ namespace {
 constexpr char kInterruptField[] = "signal";
 
 }  // namespace
-
-Error from_wire(const wire::WireError& error) {
-  const bool known = error.code() > wire::ERROR_OK && wire::WireErrorCode_IsValid(error.code());
-  return Error{known ? static_cast<ErrorCode>(error.code()) : ErrorCode::kInternal, error.message(),
-               error.field()};
-}
 
 Error interrupt_error() { return error(ErrorCode::kCancelled, "interrupted", kInterruptField); }
 

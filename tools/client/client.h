@@ -22,7 +22,6 @@ namespace weft::client {
 
 inline constexpr Duration kForever = Duration::max();
 
-Error from_wire(const wire::WireError& error);
 // The error that says that interrupt_fd became readable, and whether an error is that one (and not a request
 // that somebody cancelled).
 Error interrupt_error();

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "proto/convert.h"
 #include "proto/endpoints.h"
 #include "proto/version.h"
 #include "tools/client/client.h"

@@ -8,6 +8,7 @@
 #include <iostream>
 
 #include "proto/command_line.h"
+#include "proto/convert.h"
 #include "proto/endpoints.h"
 #include "proto/version.h"
 #include "tools/client/client.h"
@@ -185,7 +186,7 @@ Result<void> run_regroup(Context& context) {
                        regroup_view(reply.regroup(), a.defaults, a.dry_run, context.terminal)));
   std::vector<Error> failures;
   for (const auto& outcome : reply.regroup().outcomes()) {
-    if (outcome.has_error()) failures.push_back(client::from_wire(outcome.error()));
+    if (outcome.has_error()) failures.push_back(from_wire(outcome.error()));
   }
   return first_of(std::move(failures), context);
 }
