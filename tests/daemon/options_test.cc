@@ -138,7 +138,7 @@ TEST(Options, BadValuesAreNamed) {
     EXPECT_THAT(parsed.error().text(), HasSubstr(bad.says));
   }
   EXPECT_THAT(parse_options({}).error().text(), HasSubstr("--model"));
-  EXPECT_EQ(parse_options({"--model", "/nowhere"}).error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(parse_options({"--model", "/proc/nowhere"}).error().code, ErrorCode::kNotFound);
 }
 
 }  // namespace
