@@ -52,10 +52,7 @@ class ControlPlane {
   PoolCounts pool(kv::Stream stream, int rank) const { return memory_.pool(stream, rank); }
   int64_t running_count() const { return static_cast<int64_t>(running_.size()); }
   int64_t waiting_count() const { return static_cast<int64_t>(waiting_.size()); }
-  int64_t plans_in_flight() const { return static_cast<int64_t>(in_flight_.size()); }
-  std::vector<RequestId> requests() const;  // ascending; finished ones are gone
-  std::optional<RequestSnapshot> request(RequestId id) const;
-  std::vector<BlockHolders> block_holders(RequestId id) const;  // of blocks under its rows
+  std::optional<RequestSnapshot> request(RequestId id) const;  // finished ones are gone
   // What a regroup to this wish would take and move now; running requests only.
   Result<RegroupPrice> price(RequestId id, const GroupingWish& wish) const;
   Counters counters() const;
@@ -71,7 +68,6 @@ class ControlPlane {
   void on(Time now, const PlansAbandoned& event, Notices& notices);
   void on(Time now, const RegroupRequested& event, Notices& notices);
 
-  std::vector<BlockHolders> block_holders(const Sequence& sequence) const;
   kv::StoredBytes stored_bytes(const Sequence& sequence) const;
   Sequence* find(RequestId id);
   const Sequence* find(RequestId id) const { return const_cast<ControlPlane*>(this)->find(id); }

@@ -13,12 +13,6 @@ Sequence* ControlPlane::find(RequestId id) {
   return found == sequences_.end() ? nullptr : found->second.get();
 }
 
-std::vector<RequestId> ControlPlane::requests() const {
-  std::vector<RequestId> ids;
-  for (const auto& [id, sequence] : sequences_) ids.push_back(id);
-  return ids;
-}
-
 std::optional<RequestSnapshot> ControlPlane::request(RequestId id) const {
   const Sequence* sequence = find(id);
   if (sequence == nullptr) return std::nullopt;
@@ -45,35 +39,16 @@ std::optional<RequestSnapshot> ControlPlane::request(RequestId id) const {
 
 kv::StoredBytes ControlPlane::stored_bytes(const Sequence& sequence) const {
   kv::StoredBytes bytes{};
-  for (const BlockHolders& block : block_holders(sequence)) {
+  for (const BlockId id : sequence.blocks) {
+    const Block& block = memory_.block(id);
+    if (block.index * limits_.geometry.block_tokens >= sequence.scheduled) break;
     for (const kv::Stream stream : kv::kAllStreams) {
-      const auto s = static_cast<size_t>(stream);
-      for_each_rank(block.ranks[s], [&](int rank) {
-        bytes[s][static_cast<size_t>(rank)] += limits_.geometry.page_bytes(stream);
+      for_each_rank(block.holders(stream), [&](int rank) {
+        bytes[static_cast<size_t>(stream)][static_cast<size_t>(rank)] += limits_.geometry.page_bytes(stream);
       });
     }
   }
   return bytes;
-}
-
-std::vector<BlockHolders> ControlPlane::block_holders(RequestId id) const {
-  const Sequence* sequence = find(id);
-  return sequence != nullptr ? block_holders(*sequence) : std::vector<BlockHolders>{};
-}
-
-std::vector<BlockHolders> ControlPlane::block_holders(const Sequence& sequence) const {
-  std::vector<BlockHolders> holders;
-  for (const BlockId block_id : sequence.blocks) {
-    const Block& block = memory_.block(block_id);
-    if (block.index * limits_.geometry.block_tokens >= sequence.scheduled) break;
-    BlockHolders line;
-    for (const kv::Stream stream : kv::kAllStreams)
-      line.ranks[static_cast<size_t>(stream)] = block.holders(stream);
-    line.shared = block.references > 1;
-    line.cached = block.registered;
-    holders.push_back(line);
-  }
-  return holders;
 }
 
 Result<RegroupPrice> ControlPlane::price(RequestId id, const GroupingWish& wish) const {

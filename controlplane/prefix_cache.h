@@ -44,7 +44,6 @@ class PrefixCache {
   std::optional<BlockId> victim(kv::Stream stream, int rank, StepId completed) const;
   // Pages of unused registered blocks.
   int64_t evictable(kv::Stream stream, int rank) const { return evictable_.at(stream, rank); }
-  int64_t block_count() const { return static_cast<int64_t>(by_hash_.size()); }
 
   void check_invariants() const;
 

@@ -35,13 +35,6 @@ struct RequestSnapshot {
   kv::StoredBytes stored_bytes{};
 };
 
-// Who holds one block of a sequence.
-struct BlockHolders {
-  std::array<RankMask, kv::kStreams> ranks{};
-  bool shared = false;  // another sequence uses it too
-  bool cached = false;  // in the prefix cache
-};
-
 struct Counters {
   int64_t plans = 0;
   int64_t prompt_tokens = 0;  // of admitted requests

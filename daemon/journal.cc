@@ -74,7 +74,6 @@ class Statement {
     return {};
   }
   int64_t integer(int column) const { return sqlite3_column_int64(statement_, column); }
-  bool is_null(int column) const { return sqlite3_column_type(statement_, column) == SQLITE_NULL; }
   std::string text(int column) const {
     const auto* data = reinterpret_cast<const char*>(sqlite3_column_text(statement_, column));
     return data == nullptr ? std::string() : std::string(data, sqlite3_column_bytes(statement_, column));
@@ -183,16 +182,6 @@ Result<void> Journal::set_configuration(const std::map<std::string, std::string>
   });
 }
 
-Result<std::map<std::string, std::string>> Journal::configuration() const {
-  std::map<std::string, std::string> values;
-  Statement statement(database_.get(), "SELECT key, value FROM configuration");
-  for (;;) {
-    TRY(const bool row, statement.step());
-    if (!row) return values;
-    values[statement.text(0)] = statement.text(1);
-  }
-}
-
 Result<void> Journal::set_wanted(const std::map<std::string, std::string>& values) {
   return in_transaction([&]() -> Result<void> {
     for (const auto& [key, value] : values) {
@@ -230,21 +219,6 @@ Result<void> Journal::end_command(int64_t id, const std::string& outcome) {
       .bind(now_ms())
       .bind(id)
       .run();
-}
-
-Result<std::vector<CommandRecord>> Journal::commands(int64_t newest) const {
-  std::vector<CommandRecord> records;
-  Statement statement(database_.get(),
-                      "SELECT id, at_ms, command, detail, outcome FROM command ORDER BY id DESC LIMIT ?");
-  statement.bind(newest);
-  for (;;) {
-    TRY(const bool row, statement.step());
-    if (!row) return records;
-    CommandRecord record{
-        statement.integer(0), statement.integer(1), statement.text(2), statement.text(3), {}};
-    if (!statement.is_null(4)) record.outcome = statement.text(4);
-    records.push_back(std::move(record));
-  }
 }
 
 }  // namespace weft::daemon

@@ -12,7 +12,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "kv/shared_memory.h"
 #include "proto/vocab/result.h"
@@ -20,14 +19,6 @@
 struct sqlite3;
 
 namespace weft::daemon {
-
-struct CommandRecord {
-  int64_t id = 0;
-  int64_t at_ms = 0;  // since 1970
-  std::string command;
-  std::string detail;
-  std::optional<std::string> outcome;  // empty: the daemon died before it was done
-};
 
 class Journal {
  public:
@@ -45,14 +36,13 @@ class Journal {
 
   // The configuration of this run replaces that of the last.
   Result<void> set_configuration(const std::map<std::string, std::string>& values);
-  Result<std::map<std::string, std::string>> configuration() const;
 
   Result<void> set_wanted(const std::map<std::string, std::string>& values);  // all of them or none
   Result<std::optional<std::string>> wanted(const std::string& key) const;
 
+  // A command without an outcome: the daemon died before it was done.
   Result<int64_t> begin_command(const std::string& command, const std::string& detail);
   Result<void> end_command(int64_t id, const std::string& outcome);
-  Result<std::vector<CommandRecord>> commands(int64_t newest) const;  // newest first
 
  private:
   struct Close {

@@ -1,4 +1,4 @@
-// controlplane::Plan ↔ wire::StepPlan, field by field.
+// controlplane::Plan → wire::StepPlan, field by field.
 //
 // The table writes of a plan are not in the message: the engine applies them to the control arena before it
 // publishes. A repeat of a step is the same bytes: encode once, keep the bytes.
@@ -13,8 +13,6 @@
 namespace weft::daemon {
 
 wire::StepPlan encode_plan(const controlplane::Plan& plan);
-// For tests and replay: everything but the table writes. kBadMessage names the field that is out of range.
-Result<controlplane::Plan> decode_plan(const wire::StepPlan& message);
 // Serialised deterministically. `longest_wait`: of one rank for another.
 std::string plan_bytes(const controlplane::Plan& plan, Duration longest_wait);
 

@@ -56,12 +56,6 @@ const char* worker_state_name(WorkerState state) {
   return kNames[static_cast<int>(state)];
 }
 
-const char* worker_event_name(WorkerEvent event) {
-  static constexpr const char* kNames[kWorkerEvents] = {"exited",  "ready",     "timeout",
-                                                        "want_up", "want_down", "hung"};
-  return kNames[static_cast<int>(event)];
-}
-
 SupervisorCell supervise(WorkerState state, WorkerEvent event) {
   return kTable[static_cast<int>(state)][static_cast<int>(event)];
 }

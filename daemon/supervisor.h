@@ -41,7 +41,6 @@ enum class WorkerAction : uint8_t {
 };
 
 const char* worker_state_name(WorkerState state);
-const char* worker_event_name(WorkerEvent event);
 
 struct SupervisorCell {
   WorkerState next;
@@ -76,12 +75,10 @@ class Supervisor {
   void record_exit(Time now, std::string text);
 
   WorkerState state() const { return state_; }
-  bool wanted() const { return wanted_; }
   // When to report kTimeout; empty: never in this state.
   std::optional<Time> deadline() const { return deadline_; }
   uint64_t spawns() const { return spawns_; }
   const std::deque<WorkerExit>& exits() const { return exits_; }  // the last 16, oldest first
-  Duration next_delay() const { return delay_; }
 
  private:
   SupervisorLimits limits_;

@@ -209,13 +209,6 @@ std::string_view Tokenizer::decode(uint32_t token) const {
   return token < state_->bytes.size() ? std::string_view(state_->bytes[token]) : std::string_view();
 }
 
-std::string Tokenizer::decode_all(const std::vector<uint32_t>& tokens) const {
-  StreamDecoder decoder;
-  std::string out;
-  for (const uint32_t token : tokens) out += decoder.push(decode(token));
-  return out + decoder.finish();
-}
-
 bool Tokenizer::is_special(uint32_t token) const {
   return token < state_->special.size() && state_->special[token];
 }

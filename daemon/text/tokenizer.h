@@ -38,9 +38,6 @@ class Tokenizer {
   // the tokenizer does not know; a model's vocabulary may be larger.
   std::string_view decode(uint32_t token) const;
 
-  // All tokens, as valid UTF-8.
-  std::string decode_all(const std::vector<uint32_t>& tokens) const;
-
   // An added token with "special": true, as end-of-text is.
   bool is_special(uint32_t token) const;
   // The id of an added token by its content.

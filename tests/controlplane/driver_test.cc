@@ -80,16 +80,16 @@ class Driver {
 
   void run() {
     for (int64_t i = 0; i < profile_.iterations; ++i) act(true);
-    for (const RequestId id : plane_.requests()) feed(PauseChanged{id, false});
-    for (int64_t i = 0; i < 200000 && !plane_.requests().empty(); ++i) act(false);
-    ASSERT_TRUE(plane_.requests().empty()) << "no end in sight";
-    while (plane_.plans_in_flight() > 0) act(false);  // wasted rows
+    for (const auto& [id, live] : live_) feed(PauseChanged{id, false});
+    for (int64_t i = 0; i < 200000 && !live_.empty(); ++i) act(false);
+    ASSERT_TRUE(live_.empty()) << "no end in sight";
+    while (!executed_.empty() || !in_flight_.empty()) act(false);  // wasted rows
     expect_all_pages_back();
     marks_.rows += workers_.rows_checked();
     marks_.evictions += plane_.counters().evicted_blocks;
     marks_.duplicates += plane_.counters().duplicate_acknowledgements;
     marks_.late += plane_.counters().late_acknowledgements;
-    EXPECT_EQ(live_.size(), 0u);
+    EXPECT_EQ(plane_.running_count() + plane_.waiting_count(), 0);
   }
 
  private:

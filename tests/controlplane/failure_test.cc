@@ -91,7 +91,7 @@ TEST(Abandoned, SequencesAreRetriedOneAtATime) {
   const Plan last = h.plan().value();
   h.in_flight.clear();
   h.feed(PlansAbandoned{});
-  EXPECT_EQ(h.plane.plans_in_flight(), 0);
+  EXPECT_EQ(h.plane.counters().abandoned_plans, 2);
   const RequestId c = h.submit(text(3, 10), 6);
   std::vector<RequestId> order;
   for (int i = 0; i < 4; ++i) {  // each has two rows to catch up

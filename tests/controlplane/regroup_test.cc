@@ -142,11 +142,10 @@ TEST_F(Regroup, SharedBlocksKeepWhatOthersNeed) {
   ASSERT_EQ(h.plane.request(goes)->cached_tokens, 16);
   h.feed(to(goes, wish(kv::DecodeKind::kDp)));
   h.step();
-  const auto holders = h.plane.block_holders(stays);
-  for (int block = 0; block < 4; ++block) {
-    EXPECT_TRUE(holders[static_cast<size_t>(block)].shared);
-    EXPECT_EQ(holders[static_cast<size_t>(block)].ranks[0], all_ranks(4));
-  }
+  const RequestSnapshot kept = *h.plane.request(stays);
+  const int64_t rows = kept.prompt_tokens + kept.completion_tokens - 1;
+  EXPECT_EQ(kept.stored_bytes,
+            kv::stored_bytes(h.limits.geometry, kept.placement.residency, rows, kept.origin, 4));
   h.run_all();
   h.expect_right(stays);
   h.expect_right(goes);

@@ -13,6 +13,7 @@
 namespace weft::daemon {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 class JournalTest : public testing::Test {
@@ -21,6 +22,21 @@ class JournalTest : public testing::Test {
     auto journal = Journal::open(folder_);
     CHECK(journal.has_value(), journal.error().text());
     return std::move(journal).value();
+  }
+  // What lies in the file: columns joined by '|', NULL for nothing.
+  std::vector<std::string> rows(const std::string& query) const {
+    sqlite3* database = nullptr;
+    EXPECT_EQ(sqlite3_open((folder_ + "/journal.sqlite").c_str(), &database), SQLITE_OK);
+    std::vector<std::string> out;
+    const auto add = [](void* to, int count, char** values, char**) {
+      std::string row;
+      for (int i = 0; i < count; ++i) row += (i > 0 ? "|" : "") + std::string(values[i] ? values[i] : "NULL");
+      static_cast<std::vector<std::string>*>(to)->push_back(std::move(row));
+      return 0;
+    };
+    EXPECT_EQ(sqlite3_exec(database, query.c_str(), add, &out, nullptr), SQLITE_OK);
+    sqlite3_close(database);
+    return out;
   }
   test::TempFolder temporary_;
   const std::string folder_ = temporary_.path();
@@ -38,24 +54,18 @@ TEST_F(JournalTest, RemembersOverARestart) {
     ASSERT_TRUE(journal.begin_command("cancel", "7").has_value());  // and then the daemon dies
   }
   Journal journal = must_open();
-  EXPECT_EQ(journal.configuration().value().at("workers"), "4");
+  EXPECT_THAT(rows("SELECT value FROM configuration WHERE key = 'workers'"), ElementsAre("4"));
   EXPECT_EQ(journal.wanted("decode").value(), "dcp(4)");
   EXPECT_EQ(journal.wanted("prefill").value(), std::nullopt);
-  const auto commands = journal.commands(10).value();
-  ASSERT_EQ(commands.size(), 2u);
-  EXPECT_EQ(commands[0].command, "cancel");
-  EXPECT_EQ(commands[0].outcome, std::nullopt);
-  EXPECT_EQ(commands[1].detail, "--all --decode dcp(4)");
-  EXPECT_EQ(commands[1].outcome, "ok");
-  EXPECT_GT(commands[1].at_ms, 0);
-  EXPECT_EQ(journal.commands(1).value().size(), 1u);
+  EXPECT_THAT(rows("SELECT command, detail, outcome, at_ms > 0, done_ms > 0 FROM command ORDER BY id"),
+              ElementsAre("regroup|--all --decode dcp(4)|ok|1|1", "cancel|7|NULL|1|NULL"));
 }
 
 TEST_F(JournalTest, ConfigurationIsReplacedWhole) {
   Journal journal = must_open();
   ASSERT_TRUE(journal.set_configuration({{"a", "1"}, {"b", "2"}}).has_value());
   ASSERT_TRUE(journal.set_configuration({{"b", "3"}}).has_value());
-  EXPECT_EQ(journal.configuration().value(), (std::map<std::string, std::string>{{"b", "3"}}));
+  EXPECT_THAT(rows("SELECT key, value FROM configuration"), ElementsAre("b|3"));
 }
 
 // What fails in the middle, or at its commit, leaves nothing behind: neither half of it nor an open
@@ -92,11 +102,10 @@ TEST_F(JournalTest, OldCommandsGoAtTheNextStart) {
                               std::to_string(Journal::kCommandsKept + 1) + ", 1, 'last', '')";
     EXPECT_EQ(sqlite3_exec(other, later.c_str(), nullptr, nullptr, nullptr), SQLITE_OK);
     sqlite3_close(other);
-    EXPECT_EQ(journal.commands(10).value().size(), 2u);
+    EXPECT_EQ(rows("SELECT id FROM command").size(), 2u);
   }
   Journal journal = must_open();
-  ASSERT_EQ(journal.commands(10).value().size(), 1u);
-  EXPECT_EQ(journal.commands(10).value()[0].command, "last");
+  EXPECT_THAT(rows("SELECT command FROM command"), ElementsAre("last"));
 }
 
 TEST_F(JournalTest, SecondDaemonOnTheSameFolderIsRefused) {

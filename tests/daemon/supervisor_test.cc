@@ -59,7 +59,7 @@ TEST(SupervisorTable, EveryCell) {
     ++seen[static_cast<int>(row.state)][static_cast<int>(row.event)];
     const SupervisorCell expected{row.next, row.action};
     EXPECT_EQ(supervise(row.state, row.event), expected)
-        << worker_state_name(row.state) << " × " << worker_event_name(row.event);
+        << worker_state_name(row.state) << " × event " << static_cast<int>(row.event);
   }
   for (const auto& states : seen) {
     for (const int count : states) EXPECT_EQ(count, 1);
@@ -90,14 +90,19 @@ TEST(Supervisor, DelayDoublesToTheCapAndIsForgivenAfterAQuietPeriod) {
     EXPECT_EQ(worker.handle(E::kTimeout, now), A::kSpawn);
     EXPECT_EQ(worker.state(), S::kStarting);
   }
-  EXPECT_EQ(worker.handle(E::kReady, now), A::kSettle);
   // An exit before the quiet period is over does not forgive.
-  EXPECT_EQ(worker.next_delay(), Duration(800));
+  EXPECT_EQ(worker.handle(E::kReady, now), A::kSettle);
+  EXPECT_EQ(worker.handle(E::kExited, now), A::kRetryLater);
+  EXPECT_EQ(*worker.deadline() - now, Duration(800));
+  now = *worker.deadline();
+  EXPECT_EQ(worker.handle(E::kTimeout, now), A::kSpawn);
+  EXPECT_EQ(worker.handle(E::kReady, now), A::kSettle);
   now = *worker.deadline();
   EXPECT_EQ(worker.handle(E::kTimeout, now), A::kForgive);
-  EXPECT_EQ(worker.next_delay(), Duration(100));
   EXPECT_FALSE(worker.deadline().has_value());
-  EXPECT_EQ(worker.spawns(), 6u);
+  EXPECT_EQ(worker.handle(E::kExited, now), A::kRetryLater);
+  EXPECT_EQ(*worker.deadline() - now, Duration(100));
+  EXPECT_EQ(worker.spawns(), 7u);
 }
 
 TEST(Supervisor, UnwantedWorkerStaysDown) {
@@ -160,15 +165,18 @@ TEST(Supervisor, RandomEventsNeverStrandAWantedWorker) {
   for (int run = 0; run < 200; ++run) {
     Supervisor worker(limits());
     Time now{0};
+    bool wanted = false;
     for (int i = 0; i < 200; ++i) {
       now = now + Duration(static_cast<int64_t>(random.below(500)));
       const auto event = static_cast<E>(random.below(kWorkerEvents));
       if (event == E::kTimeout && !worker.deadline()) continue;
-      const bool wanted = worker.wanted() && event != E::kWantDown;
+      if (event == E::kWantUp || event == E::kWantDown) wanted = event == E::kWantUp;
       const A action = worker.handle(event, now);
-      ASSERT_TRUE(action != A::kSpawn || worker.wanted());
+      ASSERT_TRUE(action != A::kSpawn || wanted);
       ASSERT_TRUE(worker.state() != S::kDown || !wanted || worker.deadline().has_value());
-      ASSERT_LE(worker.next_delay(), Duration(800));
+      if (worker.state() == S::kDown && wanted) {
+        ASSERT_LE(*worker.deadline() - now, Duration(800));
+      }
     }
   }
 }
