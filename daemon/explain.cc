@@ -47,7 +47,6 @@ void fill_crossed_of_step(const kv::CostModel& model, const controlplane::Placem
   span.residency = placement.residency;
   span.origin = origin;
   span.head_rows = 1;
-  fill_crossed(kv::total_layer_cost(model, span, model.index_layers() > 0).crossed, to->mutable_per_layer());
   fill_crossed(kv::total_step_cost(model, span).crossed, to->mutable_per_step());
 }
 
