@@ -67,7 +67,8 @@ Error too_large(const Limits& limits, const Choice& choice, const PageCounts& po
                    text + "need " + std::to_string(choice.need.at(stream, rank)) + " pages of " +
                        kv::stream_name(stream) + " on rank " + std::to_string(rank) + " under " +
                        placement_name(limits, choice.placement) + "; its pool has " +
-                       std::to_string(pools.at(stream, rank)),
+                       std::to_string(pools.at(stream, rank)) + ", for " +
+                       std::to_string(pools.at(stream, rank) * limits.geometry.block_tokens) + " tokens",
                    field);
     }
   }

@@ -124,6 +124,8 @@ wire::ControlReply ControlService::status() const {
   const controlplane::ControlPlane& plane = view.engine->plane();
   const controlplane::Counters counters = plane.counters();
   status->set_max_context(as_unsigned(plane.limits().max_context));
+  status->set_pool_tokens(
+      as_unsigned(plane.limits().pages(kv::Stream::kEntries, 0) * plane.limits().geometry.block_tokens));
   status->set_running(as_unsigned(plane.running_count()));
   status->set_waiting(as_unsigned(plane.waiting_count()));
   status->set_finished(as_unsigned(counters.finished));

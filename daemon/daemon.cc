@@ -128,7 +128,7 @@ void Daemon::stop(const std::string& why) {
 
 Result<ArenaSizes> Daemon::size_arenas(const wire::ModelDescription& model) {
   TRY(sizing_, size_everything(options_, model));
-  TRY_VOID(check_fits_memory(sizing_->arenas, available_memory()));
+  TRY_VOID(check_fits_memory(sizing_->arenas, pool_option_of(options_), available_memory()));
   return sizing_->arenas;
 }
 

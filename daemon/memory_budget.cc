@@ -48,7 +48,7 @@ int64_t available_memory() {
                   group_limit().value_or(kUnknown));
 }
 
-Result<void> check_fits_memory(const ArenaSizes& sizes, int64_t available) {
+Result<void> check_fits_memory(const ArenaSizes& sizes, const char* pool_option, int64_t available) {
   const auto ranks = static_cast<int64_t>(sizes.pool_pages.size());
   int64_t pools = 0;
   for (const kv::PoolPages& pages : sizes.pool_pages) {
@@ -58,7 +58,7 @@ Result<void> check_fits_memory(const ArenaSizes& sizes, int64_t available) {
   const int64_t needed = pools + mailboxes + sizes.weight_bytes;
   if (needed <= available) return {};
   // The largest part is what to make smaller.
-  const char* field = pools >= std::max(mailboxes, sizes.weight_bytes) ? "--pool-bytes"
+  const char* field = pools >= std::max(mailboxes, sizes.weight_bytes) ? pool_option
                       : mailboxes >= sizes.weight_bytes                ? "--max-step-rows"
                                                                        : "--model";
   return error(ErrorCode::kResourceExhausted,

@@ -19,7 +19,8 @@ int64_t available_memory();
 // "MemAvailable:    1234 kB" among other lines; empty: not there.
 std::optional<int64_t> parse_available(const std::string& meminfo);
 
-// kResourceExhausted says what is needed for what, and how much there is.
-Result<void> check_fits_memory(const ArenaSizes& sizes, int64_t available);
+// kResourceExhausted says what is needed for what, and how much there is. `pool_option`: the one that set the
+// pools' size (pool_option_of).
+Result<void> check_fits_memory(const ArenaSizes& sizes, const char* pool_option, int64_t available);
 
 }  // namespace weft::daemon

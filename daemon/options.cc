@@ -329,6 +329,10 @@ Duration from_seconds(double value) { return Duration(static_cast<int64_t>(value
 
 }  // namespace
 
+const char* pool_option_of(const Options& options) {
+  return options.pool_tokens > 0 ? "--pool-tokens" : "--pool-bytes";
+}
+
 Result<std::vector<Device>> parse_devices(const std::string& text) {
   std::vector<Device> devices;
   size_t begin = 0;

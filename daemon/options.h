@@ -57,6 +57,9 @@ struct Options {
   bool record = false;  // write every plan to a file in the state folder, from the start
 };
 
+// "--pool-tokens" or "--pool-bytes": what set the pools' size, to be named where it is wrong.
+const char* pool_option_of(const Options& options);
+
 struct ParsedOptions {
   std::optional<Options> options;
   std::string message;                      // without options: help or version, printed and done

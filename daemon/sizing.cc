@@ -29,8 +29,9 @@ Result<kv::PoolPages> pool_pages(const Options& options, const kv::CacheGeometry
                                           human_bytes(block_bytes));
     }
   }
-  if (blocks >= static_cast<int64_t>(number(kNoPage)))
-    return bad_option("pool-bytes", "more than 2^32 pages");
+  if (blocks >= static_cast<int64_t>(number(kNoPage))) {
+    return bad_field(pool_option_of(options), "more than 2^32 pages");
+  }
   return kv::PoolPages{blocks, geometry.page_bytes(kv::Stream::kIndexKeys) > 0 ? blocks : 0};
 }
 

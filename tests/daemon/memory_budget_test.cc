@@ -24,21 +24,21 @@ TEST(MemoryBudget, FitsToTheByte) {
   ArenaSizes all = sizes();
   const int64_t pools = 4 * static_cast<int64_t>(kv::pool_bytes(all.geometry, all.pool_pages[0]));
   ASSERT_GE(pools, 16 * kMiB);
-  EXPECT_TRUE(check_fits_memory(all, pools + 7 * kMiB).has_value());
-  const auto refused = check_fits_memory(all, pools + 7 * kMiB - 1);
+  EXPECT_TRUE(check_fits_memory(all, "--pool-tokens", pools + 7 * kMiB).has_value());
+  const auto refused = check_fits_memory(all, "--pool-tokens", pools + 7 * kMiB - 1);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
-  EXPECT_EQ(refused.error().field, "--pool-bytes");
+  EXPECT_EQ(refused.error().field, "--pool-tokens");
   EXPECT_THAT(refused.error().message, testing::HasSubstr("4.0 MiB of mailboxes and 3.0 MiB of weights"));
 }
 
 TEST(MemoryBudget, NamesTheLargestPart) {
   ArenaSizes mail = sizes();
   mail.mailbox_bytes = 100 * kMiB;
-  EXPECT_EQ(check_fits_memory(mail, kMiB).error().field, "--max-step-rows");
+  EXPECT_EQ(check_fits_memory(mail, "--pool-tokens", kMiB).error().field, "--max-step-rows");
   ArenaSizes weights = sizes();
   weights.weight_bytes = 900 * kMiB;
-  EXPECT_EQ(check_fits_memory(weights, kMiB).error().field, "--model");
+  EXPECT_EQ(check_fits_memory(weights, "--pool-tokens", kMiB).error().field, "--model");
 }
 
 TEST(MemoryBudget, ReadsTheKernelsNumber) {

@@ -74,6 +74,12 @@ TEST(Options, Values) {
   EXPECT_EQ(options.model_name, "toy");
 }
 
+TEST(Options, ThePoolsSizeIsNamedAsItWasGiven) {
+  EXPECT_STREQ(pool_option_of(must({})), "--pool-bytes");
+  EXPECT_STREQ(pool_option_of(must({"--pool-bytes", "1GiB"})), "--pool-bytes");
+  EXPECT_STREQ(pool_option_of(must({"--pool-tokens", "1000"})), "--pool-tokens");
+}
+
 TEST(Options, HelpAndVersionAreMessages) {
   auto help = parse({"--help"});
   ASSERT_TRUE(help.has_value());

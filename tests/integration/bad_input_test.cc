@@ -78,7 +78,8 @@ TEST_F(BadInput, PromptsBeyondThePoolOrTheContextAreTooLarge) {
   const Error pool = refusal(text_request(std::string(5000, 'x'), 4));  // the pool holds 4096
   EXPECT_EQ(pool.code, ErrorCode::kTooLarge) << pool.text();
   EXPECT_EQ(pool.field, "text");
-  EXPECT_THAT(pool.message, HasSubstr("4")) << pool.text();
+  EXPECT_THAT(pool.message, HasSubstr("for 4096 tokens")) << pool.text();
+  EXPECT_EQ(daemon_->status().pool_tokens(), 4096u);
   const Error context = refusal(text_request(std::string(1'100'000, 'x'), 4));
   EXPECT_EQ(context.code, ErrorCode::kTooLarge) << context.text();
   EXPECT_EQ(context.field, "text");

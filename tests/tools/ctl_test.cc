@@ -252,6 +252,7 @@ wire::StatusReply some_status() {
   status.set_decode("dcp(4)");
   status.set_index("copied");
   status.set_block_tokens(64);
+  status.set_pool_tokens(64000);
   auto& pool = *status.add_pools();
   pool.set_rank(3);
   pool.mutable_entries()->set_pages(1000);
@@ -279,7 +280,7 @@ TEST(Status, TableAndJsonShowTheSameReply) {
   const Outcome table = run(at(daemon, {"status"}));
   EXPECT_EQ(table.code, kExitOk) << table.err;
   for (const char* text : {"ready", "recall (glm_moe_dsa)", "prefill zigzag, decode dcp(4), index copied",
-                           "1,000", "64.0 KiB", "rows", "3.0 MiB"}) {
+                           "1,000", "64,000 tokens per rank", "64.0 KiB", "rows", "3.0 MiB"}) {
     EXPECT_THAT(table.out, HasSubstr(text));
   }
   EXPECT_THAT(table.out, Not(HasSubstr("\033"))) << "not a terminal";

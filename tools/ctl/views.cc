@@ -176,6 +176,7 @@ std::string status_view(const wire::StatusReply& status, const Terminal& termina
                             " from the prefix cache), " + count(status.generated_tokens()) + " generated"},
              {"steps", count(status.steps())},
              {"block", std::to_string(status.block_tokens()) + " tokens"},
+             {"pool", status.pool_tokens() > 0 ? count(status.pool_tokens()) + " tokens per rank" : ""},
              {"clients", status.client_endpoint()},
              {"state folder", status.state_folder()}},
             terminal);
