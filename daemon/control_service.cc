@@ -112,13 +112,8 @@ wire::ControlReply ControlService::status() const {
   status->set_instruction_set(model.instruction_set());
   status->set_worker_restarts(view.fleet->restarts());
   status->set_state_folder(view.options->state_folder);
-  uint64_t done = 0, total = 0;
-  for (int rank = 0; rank < view.options->workers; ++rank) {
-    done += view.fleet->status(rank).tensors_done;
-    total += view.fleet->status(rank).tensors_total;
-  }
-  status->set_load_done(done);
-  status->set_load_total(total);
+  status->set_load_done(view.fleet->loading().done);
+  status->set_load_total(view.fleet->loading().total);
   if (view.engine == nullptr) return reply;
 
   const controlplane::ControlPlane& plane = view.engine->plane();

@@ -58,7 +58,7 @@ struct WorkerFleet::Rank {
   std::optional<Error> failure;
   std::string killed_for;
   Time started{};
-  uint64_t tensors_done = 0, tensors_total = 0;
+  TensorCount tensors;
 };
 
 WorkerFleet::WorkerFleet(Loop& loop, const EventLog& log, const Options& options, SupervisorLimits limits,
@@ -132,8 +132,6 @@ WorkerFleet::Status WorkerFleet::status(int rank) const {
     status.pid = own.process->pid;
     status.uptime = loop_.now() - own.started;
   }
-  status.tensors_done = own.tensors_done;
-  status.tensors_total = own.tensors_total;
   return status;
 }
 
@@ -177,7 +175,7 @@ void WorkerFleet::spawn_worker(int rank) {
   own.failure.reset();
   own.killed_for.clear();
   own.line.clear();
-  own.tensors_done = own.tensors_total = 0;
+  own.tensors = {};
   own.started = loop_.now();
   auto process = spawn(options_.worker_binary, {"--socket-fd", std::to_string(kChildSocket)});
   if (!process) {
@@ -282,15 +280,16 @@ void WorkerFleet::take_message(int rank, const wire::FromWorker& message) {
       take_description(rank, message.description());
       break;
     case wire::FromWorker::kProgress:
-      own.tensors_done = message.progress().tensors_done();
-      own.tensors_total = message.progress().tensors_total();
+      own.tensors = {message.progress().tensors_done(), message.progress().tensors_total()};
+      note_progress();
       own.supervisor.progress(loop_.now());
       if (const auto deadline = own.supervisor.deadline()) own.timer->start(*deadline - loop_.now());
       break;
     case wire::FromWorker::kLoaded:
       if (own.phase != Phase::kLoading) return hung(rank, "said Loaded out of turn");
       own.phase = Phase::kWaiting;
-      own.tensors_done = own.tensors_total = message.loaded().tensors();
+      own.tensors = {message.loaded().tensors(), message.loaded().tensors()};
+      note_progress();
       log_.info("worker_loaded", {{"rank", rank},
                                   {"tensors", message.loaded().tensors()},
                                   {"bytes", message.loaded().bytes()},
@@ -315,6 +314,12 @@ void WorkerFleet::take_message(int rank, const wire::FromWorker& message) {
       hung(rank, "sent an empty message");
       break;
   }
+}
+
+void WorkerFleet::note_progress() {
+  std::vector<TensorCount> counts;
+  for (const auto& rank : ranks_) counts.push_back(rank->tensors);
+  loading_.update(counts);
 }
 
 void WorkerFleet::take_description(int rank, const wire::ModelDescription& description) {
@@ -402,6 +407,7 @@ void WorkerFleet::give_up_if_hopeless(int rank, const std::string& how) {
 void WorkerFleet::lose_epoch(const std::string& reason) {
   if (!epoch_active_) return;
   epoch_active_ = false;
+  loading_.begin_again();
   arenas_->control().abort_epoch(epoch_);
   for (const auto& rank : ranks_) {
     if (rank->phase == Phase::kRunning) rank->phase = Phase::kAborting;

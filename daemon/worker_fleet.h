@@ -22,6 +22,7 @@
 #include "daemon/loop.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
+#include "daemon/start_progress.h"
 #include "daemon/supervisor.h"
 #include "proto/worker.pb.h"
 
@@ -70,9 +71,10 @@ class WorkerFleet {
     std::string last_exit;
     Duration uptime{0};
     std::string device;
-    uint64_t tensors_done = 0, tensors_total = 0;
   };
   Status status(int rank) const;
+  // Of the present start or, later, of the return of lost ranks.
+  TensorCount loading() const { return loading_.shown(); }
 
  private:
   // Where a live process stands in the common start.
@@ -92,6 +94,7 @@ class WorkerFleet {
   void send_arenas(int rank);
   void lose_epoch(const std::string& reason);
   void begin_epoch_if_all_wait();
+  void note_progress();
   void fail(const Error& failure);
   void check_stopped();
   wire::ToWorker describe(int rank) const;
@@ -103,6 +106,7 @@ class WorkerFleet {
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::optional<Arenas> arenas_;
   wire::ModelDescription model_;
+  StartProgress loading_;
   Timer abort_timer_;
   Epoch epoch_{};
   bool epoch_active_ = false;
