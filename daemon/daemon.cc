@@ -3,6 +3,8 @@
 #include <signal.h>
 
 #include <cstdio>
+#include <filesystem>
+#include <string_view>
 
 #include "daemon/memory_budget.h"
 #include "proto/version.h"
@@ -37,6 +39,7 @@ Result<void> Daemon::open() {
   } else {
     return tokenizer.error();
   }
+  TRY_VOID(make_socket_folders());
   TRY(control_endpoint_,
       ControlEndpoint::listen(loop_, options_.control_socket,
                               [this](const wire::ControlRequest& request, ControlEndpoint::Reply reply) {
@@ -68,6 +71,18 @@ Result<void> Daemon::run() {
   log_.info("stopped");
   if (failure_) return *failure_;
   return {};
+}
+
+Result<void> Daemon::make_socket_folders() {
+  const auto make = [&](const std::string& socket, const char* field) -> Result<void> {
+    TRY(OwnedFolder folder, OwnedFolder::make(std::filesystem::path(socket).parent_path().string(), field));
+    socket_folders_.push_back(std::move(folder));
+    return {};
+  };
+  TRY_VOID(make(options_.control_socket, "--control-socket"));
+  constexpr std::string_view kIpc = "ipc://";
+  if (!options_.client_endpoint.starts_with(kIpc)) return {};
+  return make(options_.client_endpoint.substr(kIpc.size()), "--client-endpoint");
 }
 
 // The command line wins over what the journal remembers, and is remembered from now on.

@@ -19,6 +19,7 @@
 #include "daemon/loop.h"
 #include "daemon/options.h"
 #include "daemon/sizing.h"
+#include "daemon/socket_path.h"
 #include "daemon/worker_fleet.h"
 
 namespace weft::daemon {
@@ -35,6 +36,7 @@ class Daemon : private FleetListener, private EngineListener {
 
  private:
   void stop(const std::string& why);
+  Result<void> make_socket_folders();
   void restore_defaults();
   void write_configuration();
   void print_ready();
@@ -72,6 +74,7 @@ class Daemon : private FleetListener, private EngineListener {
   std::unique_ptr<Engine> engine_;
   ClientService clients_;
   ControlService control_;
+  std::vector<OwnedFolder> socket_folders_;  // outlive the sockets
   std::unique_ptr<ClientEndpoint> client_endpoint_;
   std::unique_ptr<ControlEndpoint> control_endpoint_;
   std::unique_ptr<SignalWatch> terminate_, interrupt_;

@@ -14,14 +14,20 @@
 
 namespace weft::daemon {
 
+Result<OwnedFolder> OwnedFolder::make(const std::string& path, const char* field) {
+  std::error_code code;
+  const bool made = !path.empty() && std::filesystem::create_directories(path, code);
+  if (code) return error(ErrorCode::kIo, "cannot make folder " + path + ": " + code.message(), field);
+  if (made) ::chmod(path.c_str(), 0700);
+  return OwnedFolder(made ? path : std::string());
+}
+
+OwnedFolder::~OwnedFolder() {
+  if (!made_.empty()) ::rmdir(made_.c_str());  // fails where something is left, as it should
+}
+
 Result<void> claim_socket_path(const std::string& path, const char* field) {
   TRY_VOID(check_socket_path(path));
-  const auto folder = std::filesystem::path(path).parent_path();
-  std::error_code code;
-  if (!folder.empty() && std::filesystem::create_directories(folder, code)) ::chmod(folder.c_str(), 0700);
-  if (code)
-    return error(ErrorCode::kIo, "cannot make folder " + folder.string() + ": " + code.message(), field);
-
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) {
     if (errno == ENOENT) return {};

@@ -3,13 +3,32 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "proto/vocab/result.h"
 
 namespace weft::daemon {
 
-// Makes the folder (owner only) and removes the socket of a daemon that died. kFailedPrecondition: somebody
-// listens there, or a file that is no socket is in the way. `field` names the option in errors.
+// A folder for sockets, made (owner only) if it is not there. One that was made is removed at the end, if
+// nothing is left in it.
+class OwnedFolder {
+ public:
+  // kIo names the folder. `field` names the option in errors.
+  static Result<OwnedFolder> make(const std::string& path, const char* field);
+  OwnedFolder(OwnedFolder&& other) noexcept : made_(std::exchange(other.made_, {})) {}
+  OwnedFolder& operator=(OwnedFolder&& other) noexcept {
+    std::swap(made_, other.made_);
+    return *this;
+  }
+  ~OwnedFolder();
+
+ private:
+  explicit OwnedFolder(std::string made) : made_(std::move(made)) {}
+  std::string made_;  // empty: it was there
+};
+
+// Removes the socket of a daemon that died. kFailedPrecondition: somebody listens there, or a file that is no
+// socket is in the way. `field` names the option in errors.
 Result<void> claim_socket_path(const std::string& path, const char* field);
 
 // A file that was made, to be removed only while its path still leads to it: whoever removed our folder and

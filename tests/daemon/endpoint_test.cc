@@ -215,6 +215,7 @@ TEST_F(ControlTest, TooManyConnectionsAreRefused) {
 
 TEST_F(ControlTest, ASuccessorsFilesAreLeftAlone) {
   std::filesystem::remove_all(folder_);  // under a running daemon
+  std::filesystem::create_directory(folder_);
   auto successor =
       ControlEndpoint::listen(loop_, path_, [](const wire::ControlRequest&, ControlEndpoint::Reply) {});
   ASSERT_TRUE(successor.has_value()) << successor.error().text();
@@ -411,11 +412,31 @@ TEST_F(ClientTest, AddressesInUseAreRefusedAndTheFileGoes) {
 
 TEST_F(ClientTest, ASuccessorsFileIsLeftAlone) {
   std::filesystem::remove_all(folder_);  // under a running daemon
+  std::filesystem::create_directory(folder_);
   Recorder other;
   auto successor = ClientEndpoint::bind(loop_, log_, address_, {}, other);
   ASSERT_TRUE(successor.has_value()) << successor.error().text();
   endpoint_->stop_accepting();
   EXPECT_TRUE(std::filesystem::exists(address_.substr(6)));
+}
+
+TEST(OwnedFolderTest, GoesIfItWasMadeAndIsEmpty) {
+  const test::TempFolder temporary;
+  const std::string path = temporary.path() + "/run", deep = temporary.path() + "/a/b";
+  {
+    auto made = OwnedFolder::make(path, "--control-socket");
+    ASSERT_TRUE(made.has_value()) << made.error().text();
+    EXPECT_EQ(std::filesystem::status(path).permissions(), std::filesystem::perms::owner_all);
+    const auto found = OwnedFolder::make(path, "--client-endpoint");
+    ASSERT_TRUE(found.has_value());
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+  {
+    const OwnedFolder below = OwnedFolder::make(deep, "--control-socket").value();
+    std::ofstream(deep + "/note") << "somebody's";
+  }
+  EXPECT_TRUE(std::filesystem::exists(deep));
+  EXPECT_EQ(OwnedFolder::make(deep + "/note/x", "--control-socket").error().field, "--control-socket");
 }
 
 }  // namespace

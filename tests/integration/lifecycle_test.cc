@@ -177,6 +177,27 @@ TEST(Lifecycle, TheCommandLineAndTheStateFolderAreChecked) {
   EXPECT_EQ(daemon.status().state(), "ready");
 }
 
+// A folder that was made for the sockets goes with them, and no other.
+TEST(Lifecycle, TheSocketsFolderGoesIfItWasMadeAndIsEmpty) {
+  namespace fs = std::filesystem;
+  for (const bool used : {false, true}) {
+    const std::string state = recall_model() + "-state", run = state + "/run";
+    fs::remove_all(state);
+    fs::create_directory(state);
+    Daemon daemon(
+        with(kFour, {"--control-socket", run + "/c.sock", "--client-endpoint", "ipc://" + run + "/z.sock"}));
+    ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
+    EXPECT_TRUE(fs::exists(run + "/c.sock"));
+    if (used) std::ofstream(run + "/note") << "somebody's";
+    daemon.signal(SIGTERM);
+    EXPECT_EQ(daemon.wait_exit(), 0);
+    EXPECT_EQ(fs::exists(run), used);
+    EXPECT_FALSE(fs::exists(run + "/c.sock"));
+    EXPECT_TRUE(fs::exists(state));
+    fs::remove_all(state);
+  }
+}
+
 TEST(Lifecycle, ABrokenCheckpointEndsTheDaemonWithItsReason) {
   namespace fs = std::filesystem;
   const std::string folder = recall_model() + "-broken";
