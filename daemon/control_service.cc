@@ -112,6 +112,7 @@ wire::ControlReply ControlService::status() const {
   status->set_instruction_set(model.instruction_set());
   status->set_worker_restarts(view.fleet->restarts());
   status->set_state_folder(view.options->state_folder);
+  status->set_trouble(view.fleet->trouble());
   status->set_load_done(view.fleet->loading().done);
   status->set_load_total(view.fleet->loading().total);
   if (view.engine == nullptr) return reply;

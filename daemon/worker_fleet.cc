@@ -135,6 +135,18 @@ WorkerFleet::Status WorkerFleet::status(int rank) const {
   return status;
 }
 
+std::string WorkerFleet::trouble() const {
+  std::string text;
+  if (epoch_active_ || stopping_) return text;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const Rank& own = *ranks_[rank];
+    if (own.phase == Phase::kWaiting || own.supervisor.exits().empty()) continue;
+    text += (text.empty() ? "" : "; ") + std::string("worker ") + std::to_string(rank) + ": " +
+            own.supervisor.exits().back().text;
+  }
+  return text;
+}
+
 // Runs the table and carries out what it says.
 void WorkerFleet::apply(int rank, WorkerEvent event) {
   Rank& own = *ranks_[static_cast<size_t>(rank)];
@@ -148,6 +160,9 @@ void WorkerFleet::apply(int rank, WorkerEvent event) {
       spawn_worker(rank);
       break;
     case WorkerAction::kRetryLater:
+      if (const auto at = own.supervisor.deadline()) {
+        log_.info("worker_restarts", {{"rank", rank}, {"in_seconds", seconds(*at - loop_.now())}});
+      }
       check_stopped();
       break;
     case WorkerAction::kAskToStop: {

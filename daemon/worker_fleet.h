@@ -73,6 +73,8 @@ class WorkerFleet {
     std::string device;
   };
   Status status(int rank) const;
+  // Of the ranks that are not there: how their last process ended. Empty while an epoch runs.
+  std::string trouble() const;
   // Of the present start or, later, of the return of lost ranks.
   TensorCount loading() const { return loading_.shown(); }
 

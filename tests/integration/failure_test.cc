@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <filesystem>
+
 #include "proto/vocab/random.h"
 #include "tests/integration/harness.h"
 
@@ -274,6 +276,54 @@ TEST(Failure, AnUnreadEndOutlivesTheRecordOfItsRequest) {
   }
   EXPECT_EQ(tokens, 4u);
   EXPECT_EQ(daemon.wait_exit(), 0);
+}
+
+// The checkpoint goes while the daemon serves, and a worker dies: the daemon says why it waits, tries again
+// and again, and serves on once the files are back.
+TEST(Failure, ABrokenCheckpointIsToldUntilItIsMended) {
+  namespace fs = std::filesystem;
+  const std::string model = recall_model() + "-vanishing", hidden = model + "/config.json.away";
+  fs::remove_all(model);
+  fs::copy(recall_model(), model);
+  Daemon daemon(kArguments, model);
+  ASSERT_TRUE(daemon.wait_ready());
+  EXPECT_EQ(daemon.status().trouble(), "");
+  auto client = daemon.client();
+  const Answer undisturbed = run_request(client, long_request("dcp(2)"));
+
+  fs::rename(model + "/config.json", hidden);
+  const uint64_t tag = client.start(long_request("dcp(2)")).value();
+  std::vector<uint32_t> tokens;
+  while (tokens.size() < 5) {
+    auto reply = client.next(tag, kPatience);
+    ASSERT_TRUE(reply.has_value()) << reply.error().text();
+    if (reply->has_token()) tokens.push_back(reply->token().token());
+  }
+  SplitMix64 random(1);
+  kill_worker(daemon, random);
+  EXPECT_TRUE(wait_until([&] { return daemon.status().worker_restarts() >= 3; }));
+  EXPECT_TRUE(wait_until([&] {
+    return daemon.status().trouble().find("not_found: config.json: there is no file") != std::string::npos;
+  })) << daemon.status().trouble();
+  EXPECT_EQ(daemon.status().state(), "recovering");
+  int told = 0;
+  for (const auto& worker : daemon.workers()) {
+    told += worker.last_exit().find("not_found: config.json") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_EQ(told, 1);
+  EXPECT_NE(daemon.log().find("\"event\":\"worker_failure\""), std::string::npos);
+  EXPECT_NE(daemon.log().find("\"event\":\"worker_restarts\""), std::string::npos);
+
+  fs::rename(hidden, model + "/config.json");
+  for (;;) {
+    auto reply = client.next(tag, kPatience);
+    ASSERT_TRUE(reply.has_value()) << reply.error().text();
+    if (reply->has_token()) tokens.push_back(reply->token().token());
+    if (reply->has_finished()) break;
+  }
+  EXPECT_EQ(tokens, undisturbed.tokens);
+  EXPECT_EQ(daemon.status().trouble(), "");
+  fs::remove_all(model);
 }
 
 TEST(Failure, ACancelNeedsNoCredit) {

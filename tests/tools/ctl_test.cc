@@ -314,6 +314,20 @@ TEST(Status, WaitsUntilReady) {
   EXPECT_EQ(outcome.err, "weftd: loading 25 %\nweftd: loading 50 %\nweftd: ready\n");
 }
 
+TEST(Status, SaysWhyItIsNotReady) {
+  FakeDaemon daemon(no_client(), [&](const wire::ControlRequest&) {
+    wire::ControlReply reply;
+    *reply.mutable_status() = some_status();
+    reply.mutable_status()->set_state("recovering");
+    reply.mutable_status()->set_trouble("worker 1: exit 1, not_found: config.json");
+    return test::framed(reply);
+  });
+  EXPECT_THAT(run(at(daemon, {"status"})).out, HasSubstr("worker 1: exit 1, not_found: config.json"));
+  const Outcome waited = run(at(daemon, {"status", "--wait", "--timeout", "0.3"}));
+  EXPECT_EQ(waited.code, kExitTimeout);
+  EXPECT_THAT(waited.err, HasSubstr("recovering (worker 1: exit 1, not_found: config.json)"));
+}
+
 TEST(Status, NeverReadyIsATimeout) {
   FakeDaemon daemon(no_client(), [&](const wire::ControlRequest&) {
     wire::ControlReply reply;

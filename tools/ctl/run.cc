@@ -81,7 +81,7 @@ std::string progress_text(const wire::StatusReply& status) {
   if (status.load_total() > 0 && status.state() != "ready") {
     out += " " + std::to_string(100 * status.load_done() / status.load_total()) + " %";
   }
-  return out;
+  return status.trouble().empty() ? out : out + " (" + status.trouble() + ")";
 }
 
 // Looks until the daemon is ready. A daemon that does not listen yet is waited for, too.

@@ -165,6 +165,7 @@ std::string status_view(const wire::StatusReply& status, const Terminal& termina
   if (!status.instruction_set().empty()) workers += ", " + status.instruction_set();
   std::string out =
       facts({{"state", state_cell(status.state())},
+             {"because", Cell(status.trouble(), Style::kBad)},
              {"loading", loading(status)},
              {"model", model_line(status)},
              {"workers", workers},
