@@ -1,5 +1,5 @@
-// Writes every plan to a file in the state folder while it is on, so that an incident can be looked at and
-// replayed.
+// Writes every plan to a file in the state folder while it is on, so that an incident can be looked at
+// (weftctl plans).
 //
 // The file is a sequence of wire::StepPlan, each after its length as a protobuf varint. Loop thread only.
 #pragma once

@@ -177,6 +177,25 @@ TEST(Lifecycle, TheCommandLineAndTheStateFolderAreChecked) {
   EXPECT_EQ(daemon.status().state(), "ready");
 }
 
+TEST(Lifecycle, ARecordingIsShownByWeftctl) {
+  Daemon daemon(kFour);
+  ASSERT_TRUE(daemon.wait_ready());
+  wire::ControlRequest record;
+  record.mutable_record()->set_on(true);
+  const std::string path = daemon.control(record).record().path();
+  auto client = daemon.client();
+  const Answer answer = run_request(client, text_request(prompt_with_fact(1000, "Vega-7c41", "20586"), 5));
+  record.mutable_record()->set_on(false);
+  EXPECT_EQ(daemon.control(record).record().path(), path);
+  (void)run_request(client, text_request("abc", 5));  // not recorded
+  const Finished shown = run_program({WEFT_WEFTCTL, "plans", path});
+  EXPECT_EQ(shown.exit_code, 0) << shown.errors;
+  const auto& trace = answer.finished.trace();
+  const auto lines = std::count(shown.output.begin(), shown.output.end(), '\n') - 1;
+  EXPECT_EQ(static_cast<uint64_t>(lines), trace.prefill_steps() + trace.decode_steps());
+  EXPECT_THAT(shown.output, HasSubstr("prefill 1: 256 rows from 0, zigzag, tp"));
+}
+
 // A folder that was made for the sockets goes with them, and no other.
 TEST(Lifecycle, TheSocketsFolderGoesIfItWasMadeAndIsEmpty) {
   namespace fs = std::filesystem;

@@ -1,5 +1,6 @@
 // weftctl from words to exit code: parsing, what it sends, what it prints, how it fails.
 #include <gmock/gmock.h>
+#include <google/protobuf/util/delimited_message_util.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "proto/worker.pb.h"
 #include "tests/tools/fake_daemon.h"
 #include "tools/client/client.h"
 #include "tools/ctl/command.h"
@@ -312,6 +314,84 @@ TEST(Status, WaitsUntilReady) {
   EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
   EXPECT_EQ(looks, 3);
   EXPECT_EQ(outcome.err, "weftd: loading 25 %\nweftd: loading 50 %\nweftd: ready\n");
+}
+
+// ---- recordings
+
+class Plans : public ::testing::Test {
+ protected:
+  // Appends a plan as the daemon does.
+  void add(const wire::StepPlan& plan) {
+    std::ofstream file(path_, std::ios::binary | std::ios::app);
+    ASSERT_TRUE(google::protobuf::util::SerializeDelimitedToOstream(plan, &file));
+  }
+  static wire::Span& add_span(wire::StepPlan& plan, uint64_t request, uint32_t rows, uint32_t c) {
+    wire::Span& span = *plan.add_spans();
+    span.set_request(request);
+    span.set_rows(rows);
+    span.set_group_width(4);
+    span.set_group_c(c);
+    span.set_index_c(1);
+    return span;
+  }
+  void record_two() {
+    wire::StepPlan first, second;
+    first.set_step(1);
+    wire::Span& prefill = add_span(first, 7, 2048, 4);
+    prefill.set_start(4096);
+    prefill.set_prefill(true);
+    prefill.set_split(1);
+    add_span(first, 1, 1, 1);
+    add_span(first, 2, 1, 4).set_index_c(4);
+    add_span(first, 3, 1, 1);
+    first.add_copies();
+    add(first);
+    second.set_step(2);
+    wire::Span& alone = add_span(second, 1, 1, 1);
+    alone.set_group_width(1);
+    alone.set_group_base(3);
+    add(second);
+  }
+  test::TempFolder folder_;
+  const std::string path_ = folder_.path() + "/plans-1.bin";
+};
+
+TEST_F(Plans, OneLinePerStep) {
+  record_two();
+  const Outcome table = run({"plans", path_});
+  EXPECT_EQ(table.code, kExitOk) << table.err;
+  EXPECT_THAT(table.out, HasSubstr("prefill 7: 2048 rows from 4096, zigzag, dcp(4); tp: 1 3; dcp(4), index "
+                                   "split: 2"));
+  EXPECT_THAT(table.out, HasSubstr("rank 3: 1"));
+  EXPECT_EQ(std::count(table.out.begin(), table.out.end(), '\n'), 3) << table.out;
+  const Json document = Json::parse(run({"plans", path_, "-o", "json"}).out, nullptr, false);
+  ASSERT_TRUE(document.is_object());
+  EXPECT_EQ(document["plans"]["steps"].size(), 2u);
+  EXPECT_EQ(document["plans"]["steps"][0]["spans"][0]["start"], 4096);
+}
+
+TEST_F(Plans, ABreakIsToldAfterWhatCameBeforeIt) {
+  record_two();
+  std::filesystem::resize_file(path_, std::filesystem::file_size(path_) - 3);
+  const Outcome outcome = run({"plans", path_});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_THAT(outcome.out, HasSubstr("prefill 7"));
+  EXPECT_THAT(outcome.err, HasSubstr("breaks off within plan 2"));
+}
+
+TEST_F(Plans, OtherFilesAreRefused) {
+  EXPECT_EQ(run({"plans", path_}).code, kExitNotFound);
+  EXPECT_EQ(run({"plans", folder_.path()}).code, kExitFailed);
+  for (const std::string& content :
+       {std::string("not a recording at all\n"), std::string(3, '\0'), std::string("\x02\x08\x01", 3)}) {
+    std::ofstream(path_, std::ios::binary) << content;
+    const Outcome outcome = run({"plans", path_});
+    EXPECT_EQ(outcome.code, kExitFailed);
+    EXPECT_THAT(outcome.err, HasSubstr("is no recording of plans"));
+    EXPECT_EQ(outcome.out, "");
+  }
+  std::ofstream(path_, std::ios::binary).close();
+  EXPECT_EQ(run({"plans", path_}).out, "no plans\n");
 }
 
 TEST(Status, SaysWhyItIsNotReady) {

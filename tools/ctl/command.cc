@@ -1,5 +1,6 @@
 #include "tools/ctl/command.h"
 
+#include "tools/ctl/plans.h"
 #include "tools/ctl/run.h"
 
 namespace weft::ctl {
@@ -139,12 +140,26 @@ Command version() {
 }
 
 Command record() {
-  return {"record",
-          "start or stop writing every plan to a file",
-          "A recording lies in the daemon's state folder; it can be replayed to study an incident.",
-          {{"ON_OR_OFF", "", "on or off", &A::on_or_off, Check::kChoice, {"on", "off"}, true}},
-          {"weftctl record on"},
-          run_record};
+  return {
+      "record",
+      "start or stop writing every plan to a file",
+      "A recording lies in the daemon's state folder, readable by its owner alone (it holds the tokens of "
+      "prompts). It has every step that the daemon planned; weftctl plans shows it.",
+      {{"ON_OR_OFF", "", "on or off", &A::on_or_off, Check::kChoice, {"on", "off"}, true}},
+      {"weftctl record on"},
+      run_record};
+}
+
+Command plans() {
+  return {
+      "plans",
+      "show a recording",
+      "One line per step of a file that weftctl record made: rows of prompts and of answers, page copies, "
+      "and which request ran under which grouping. With -o json, the plans whole (proto/worker.proto). "
+      "Needs no daemon.",
+      {{"FILE", "", "the recording", &A::file, Check::kNone, {}, true}},
+      {"weftctl plans ~/.local/state/weft/plans-1718000000000.bin"},
+      run_plans};
 }
 
 Command stop() {
@@ -171,7 +186,7 @@ Command help() {
 const std::vector<Command>& commands() {
   static const std::vector<Command> table = {status(),  generate(), requests(), explain(),
                                              regroup(), cancel(),   workers(),  version(),
-                                             record(),  stop(),     help()};
+                                             record(),  plans(),    stop(),     help()};
   return table;
 }
 
