@@ -38,10 +38,7 @@ Choice choose(const Limits& limits, const GroupingWish& wish, const Memory* memo
     const Placement placement = placement_of(limits, wish.decode, wish.index, dp_rank);
     PageCounts widening;
     for (const BlockId id : hits) {
-      for (const kv::Stream stream : kv::kAllStreams) {
-        for_each_rank(memory->missing(memory->block(id), stream, placement.residency),
-                      [&](int rank) { ++widening.at(stream, rank); });
-      }
+      memory->count_missing(memory->block(id), placement.residency, widening);
     }
     const BlockNeeds needs(limits, placement.residency, hit_count, block_count);
     for (int i = 0; i < limits.rank_count; ++i) {
@@ -114,9 +111,7 @@ std::pair<std::vector<BlockId>, Choice> plan_admission(const Sequence& sequence,
   for (const BlockId id : hits) {
     const Block& block = memory.block(id);
     if (block.references > 0) continue;
-    for (const kv::Stream stream : kv::kAllStreams) {
-      for_each_rank(block.holders(stream), [&](int rank) { --room.at(stream, rank); });
-    }
+    block.for_each_page([&](kv::Stream stream, int rank, PageId) { --room.at(stream, rank); });
   }
   const int64_t block_count = ceil_div(sequence.row_count(), limits.geometry.block_tokens);
   const Choice choice = choose(limits, sequence.wish, &memory, hits, block_count, room, turn);

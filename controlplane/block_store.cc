@@ -2,6 +2,10 @@
 
 namespace weft::controlplane {
 
+BlockStore::BlockStore(const kv::CacheGeometry& geometry) {
+  for (int part = 0; part < geometry.parts(); ++part) empty_parts_.emplace_back(geometry.stream_of(part));
+}
+
 Block& BlockStore::create(int64_t index, int origin) {
   BlockId id{static_cast<uint32_t>(blocks_.size())};
   if (unused_.empty()) {
@@ -16,6 +20,7 @@ Block& BlockStore::create(int64_t index, int origin) {
   block.serial = ++serials_;
   block.index = index;
   block.origin = origin;
+  block.parts = empty_parts_;
   return block;
 }
 

@@ -9,12 +9,34 @@
 #include <deque>
 #include <vector>
 
-#include "controlplane/plan.h"
+#include "controlplane/page_counts.h"
 #include "kv/block_hash.h"
+#include "proto/vocab/check.h"
 
 namespace weft::controlplane {
 
 inline constexpr BlockId kNoBlock{0xffffffffu};
+
+// One part of a block (kv::CacheGeometry numbers them): a page on each rank that holds it.
+struct BlockPart {
+  kv::Stream stream{};
+  std::array<PageId, kMaxRanks> page;
+  // Ranks whose page has (or, by the plans made so far, will have) all rows computed so far. A page outside
+  // is allocated but waits for a copy, or was left behind by a change of grouping.
+  RankMask valid = 0;
+  // Targets of copies in the plan of step copy_step: no copy of that plan may read them.
+  RankMask copied = 0;
+
+  explicit BlockPart(kv::Stream of) : stream(of) { page.fill(kNoPage); }
+  // Ranks with a page, valid or not.
+  RankMask holders() const {
+    RankMask mask = 0;
+    for (int rank = 0; rank < kMaxRanks; ++rank) {
+      if (page[static_cast<size_t>(rank)] != kNoPage) mask |= mask_of(rank);
+    }
+    return mask;
+  }
+};
 
 struct Block {
   BlockId id = kNoBlock;
@@ -22,13 +44,8 @@ struct Block {
   int64_t index = 0;    // b, its place in the sequence
   int origin = 0;       // of its chain
   int references = 0;   // sequences that use it
-  BlockPages pages;
-  // Ranks whose page has (or, by the plans made so far, will have) all rows computed so far. A page outside
-  // is allocated but waits for a copy, or was left behind by a change of grouping.
-  std::array<RankMask, kv::kStreams> valid{};
-  // Targets of copies in the plan of step copy_step: no copy of that plan may read them.
+  std::vector<BlockPart> parts;
   StepId copy_step{0};
-  std::array<RankMask, kv::kStreams> copied{};
   StepId fence{0};  // last step that may name it; set when its last user leaves
 
   // Prefix cache: identity and place in the tree of chains.
@@ -38,26 +55,23 @@ struct Block {
   BlockId parent = kNoBlock;
   BlockId first_child = kNoBlock, next_sibling = kNoBlock, previous_sibling = kNoBlock;
 
-  PageId page(kv::Stream stream, int rank) const {
-    return pages.page[static_cast<size_t>(stream)][static_cast<size_t>(rank)];
-  }
-  PageId& page(kv::Stream stream, int rank) {
-    return pages.page[static_cast<size_t>(stream)][static_cast<size_t>(rank)];
-  }
-  RankMask& valid_in(kv::Stream stream) { return valid[static_cast<size_t>(stream)]; }
-  RankMask valid_in(kv::Stream stream) const { return valid[static_cast<size_t>(stream)]; }
-  // Ranks with a page, valid or not.
-  RankMask holders(kv::Stream stream) const {
-    RankMask mask = 0;
-    for (int rank = 0; rank < kMaxRanks; ++rank) {
-      if (page(stream, rank) != kNoPage) mask |= mask_of(rank);
+  BlockPart& part(int number) { return parts.at(static_cast<size_t>(number)); }
+  const BlockPart& part(int number) const { return parts.at(static_cast<size_t>(number)); }
+  PageId page(int number, int rank) const { return part(number).page[static_cast<size_t>(rank)]; }
+  PageId& page(int number, int rank) { return part(number).page[static_cast<size_t>(rank)]; }
+  // Calls f(stream, rank, page) for every page.
+  template <typename F>
+  void for_each_page(F f) const {
+    for (const BlockPart& one : parts) {
+      for_each_rank(one.holders(),
+                    [&](int rank) { f(one.stream, rank, one.page[static_cast<size_t>(rank)]); });
     }
-    return mask;
   }
 };
 
 class BlockStore {
  public:
+  explicit BlockStore(const kv::CacheGeometry& geometry);
   Block& create(int64_t index, int origin);
   void erase(BlockId id);
   Block& at(BlockId id) {
@@ -80,6 +94,7 @@ class BlockStore {
   }
 
  private:
+  std::vector<BlockPart> empty_parts_;
   std::deque<Block> blocks_;
   std::vector<BlockId> unused_;
   uint64_t serials_ = 0;

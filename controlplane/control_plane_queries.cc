@@ -42,11 +42,9 @@ kv::StoredBytes ControlPlane::stored_bytes(const Sequence& sequence) const {
   for (const BlockId id : sequence.blocks) {
     const Block& block = memory_.block(id);
     if (block.index * limits_.geometry.block_tokens >= sequence.scheduled) break;
-    for (const kv::Stream stream : kv::kAllStreams) {
-      for_each_rank(block.holders(stream), [&](int rank) {
-        bytes[static_cast<size_t>(stream)][static_cast<size_t>(rank)] += limits_.geometry.page_bytes(stream);
-      });
-    }
+    block.for_each_page([&](kv::Stream stream, int rank, PageId) {
+      bytes[static_cast<size_t>(stream)][static_cast<size_t>(rank)] += limits_.geometry.page_bytes(stream);
+    });
   }
   return bytes;
 }

@@ -140,11 +140,12 @@ void ControlPlane::on(Time, const PlansAbandoned&, Notices& notices) {
 void ControlPlane::undo(const PlanRecord& record) {
   for (auto change = record.changes.rbegin(); change != record.changes.rend(); ++change) {
     Block* block = memory_.find_block(change->block, change->serial);
-    if (block == nullptr || block->page(change->stream, change->rank) != change->page) continue;
+    if (block == nullptr || block->page(change->part, change->rank) != change->page) continue;
+    RankMask& valid = block->part(change->part).valid;
     if (change->made_valid) {
-      block->valid_in(change->stream) &= ~mask_of(change->rank);
+      valid &= ~mask_of(change->rank);
     } else {
-      block->valid_in(change->stream) |= mask_of(change->rank);
+      valid |= mask_of(change->rank);
     }
   }
   for (const ValidChange& change : record.changes) {

@@ -25,7 +25,7 @@ struct SpanRecord {
 struct ValidChange {
   BlockId block{};
   uint64_t serial = 0;
-  kv::Stream stream{};
+  int part = 0;
   int rank = 0;
   PageId page{};
   bool made_valid = false;

@@ -21,6 +21,7 @@ Result<void> validate(const Limits& limits) {
   const int64_t block = limits.geometry.block_tokens;
   TRY_VOID(require(block >= 1 && std::has_single_bit(static_cast<uint64_t>(block)), "block_tokens",
                    "must be a power of two"));
+  TRY_VOID(kv::validate(limits.geometry));
   TRY_VOID(require(limits.uses(kv::Stream::kEntries), "geometry", "entries must take room"));
   TRY_VOID(require(limits.pool_pages.size() == static_cast<size_t>(limits.rank_count), "pool_pages",
                    "one line for each rank"));

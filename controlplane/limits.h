@@ -30,7 +30,7 @@ struct Limits {
 
   int64_t table_blocks() const { return ceil_div(max_context, geometry.block_tokens); }
   // Copies that one plan can carry: those of one sequence that spreads from one rank to all.
-  int64_t max_copies() const { return table_blocks() * kv::kStreams * rank_count; }
+  int64_t max_copies() const { return table_blocks() * kv::max_block_pages(geometry, rank_count); }
   int64_t pages(kv::Stream stream, int rank) const {
     return pool_pages[static_cast<size_t>(rank)][static_cast<size_t>(stream)];
   }

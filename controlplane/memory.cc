@@ -36,8 +36,9 @@ void Memory::release(BlockId id) {
 bool Memory::hold(BlockId id, const kv::Residency& residency, PageCounts& reserved, bool empty) {
   Block& block = blocks_.at(id);
   CHECK_GT(block.references, 0);
-  for (const kv::Stream stream : kv::kAllStreams) {
-    RankMask lacking = missing(block, stream, residency);
+  for (int part = 0; part < parts(); ++part) {
+    const kv::Stream stream = block.part(part).stream;
+    RankMask lacking = missing(block, part, residency);
     for (; lacking != 0; lacking &= lacking - 1) {
       const int rank = lowest_rank(lacking);
       const std::optional<PageId> page = take_page(stream, rank);
@@ -45,39 +46,47 @@ bool Memory::hold(BlockId id, const kv::Residency& residency, PageCounts& reserv
       CHECK_GT(reserved.at(stream, rank), 0);
       --reserved.at(stream, rank);
       --reserved_.at(stream, rank);
-      block.page(stream, rank) = *page;
+      block.page(part, rank) = *page;
       if (block.registered) ++changes_;  // whoever shares it needs one page less
-      if (empty) block.valid_in(stream) |= mask_of(rank);
+      if (empty) block.part(part).valid |= mask_of(rank);
     }
   }
   return true;
 }
 
-RankMask Memory::wanted(const Block& block, kv::Stream stream, const kv::Residency& residency) const {
-  if (!limits_.uses(stream)) return 0;
-  return kv::pattern_holders(residency.of(stream), block.index, block.origin, limits_.rank_count);
+RankMask Memory::wanted(const Block& block, int part, const kv::Residency& residency) const {
+  return kv::part_holders(limits_.geometry, residency, block.index, part, block.origin, limits_.rank_count);
 }
 
-RankMask Memory::missing(const Block& block, kv::Stream stream, const kv::Residency& residency) const {
-  return wanted(block, stream, residency) & ~block.holders(stream);
+RankMask Memory::missing(const Block& block, int part, const kv::Residency& residency) const {
+  return wanted(block, part, residency) & ~block.part(part).holders();
 }
 
-void Memory::drop(BlockId id, kv::Stream stream, int rank) {
+void Memory::count_missing(const Block& block, const kv::Residency& residency, PageCounts& counts) const {
+  for (int part = 0; part < parts(); ++part) {
+    for_each_rank(missing(block, part, residency),
+                  [&](int rank) { ++counts.at(block.part(part).stream, rank); });
+  }
+}
+
+void Memory::drop(BlockId id, int part, int rank) {
   Block& block = blocks_.at(id);
-  PageId& page = block.page(stream, rank);
+  const kv::Stream stream = block.part(part).stream;
+  PageId& page = block.page(part, rank);
   CHECK(page != kNoPage);
   ++changes_;
   if (block.registered && block.references == 0) cache_.page_dropped(stream, rank);
   allocator_.give_back(stream, rank, page, issued_);
   page = kNoPage;
-  block.valid_in(stream) &= ~mask_of(rank);
+  block.part(part).valid &= ~mask_of(rank);
 }
 
 void Memory::drop_invalid(BlockId id) {
   const Block& block = blocks_.at(id);
   CHECK_EQ(block.references, 0);
-  for (const kv::Stream stream : kv::kAllStreams) {
-    for_each_rank(block.holders(stream) & ~block.valid_in(stream), [&](int rank) { drop(id, stream, rank); });
+  for (int part = 0; part < parts(); ++part) {
+    for_each_rank(block.part(part).holders() & ~block.part(part).valid,
+                  [&](int rank) { drop(id, part, rank); });
   }
 }
 
@@ -101,20 +110,16 @@ std::optional<PageId> Memory::take_page(kv::Stream stream, int rank) {
     cache_.remove(*victim);
     // No plan in flight names it, so its pages are free at once.
     Block& block = blocks_.at(*victim);
-    for_each_pool(limits_.rank_count, [&](kv::Stream s, int r) {
-      if (block.page(s, r) != kNoPage) allocator_.give_back(s, r, block.page(s, r), block.fence);
-    });
+    block.for_each_page(
+        [&](kv::Stream of, int holder, PageId page) { allocator_.give_back(of, holder, page, block.fence); });
     blocks_.erase(*victim);
     ++evicted_blocks_;
   }
 }
 
-void Memory::give_back_pages(Block& block) {
-  for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
-    PageId& page = block.page(stream, rank);
-    if (page != kNoPage) allocator_.give_back(stream, rank, page, issued_);
-    page = kNoPage;
-  });
+void Memory::give_back_pages(const Block& block) {
+  block.for_each_page(
+      [&](kv::Stream stream, int rank, PageId page) { allocator_.give_back(stream, rank, page, issued_); });
 }
 
 int64_t Memory::room(kv::Stream stream, int rank) const {
@@ -141,19 +146,16 @@ void Memory::check_invariants() const {
   PageCounts owned;
   std::set<std::pair<int, PageId>> seen;
   blocks_.for_each([&](const Block& block) {
-    for_each_pool(kMaxRanks, [&](kv::Stream stream, int rank) {
-      const PageId page = block.page(stream, rank);
-      if (page == kNoPage) return;
+    block.for_each_page([&](kv::Stream stream, int rank, PageId page) {
       CHECK(rank < limits_.rank_count);
       CHECK(allocator_.pool(stream, rank).is_taken(page));
       CHECK(seen.insert({static_cast<int>(stream) * kMaxRanks + rank, page}).second, "a page of two blocks");
       ++owned.at(stream, rank);
     });
-    for (const kv::Stream stream : kv::kAllStreams) {
-      CHECK_EQ(block.valid_in(stream) & ~block.holders(stream), 0u);
-      if (block.registered && limits_.uses(stream))
-        CHECK(block.valid_in(stream) != 0, "a cached block without bytes");
-      if (block.references == 0) CHECK_EQ(block.valid_in(stream), block.holders(stream));
+    for (const BlockPart& part : block.parts) {
+      CHECK_EQ(part.valid & ~part.holders(), 0u);
+      if (block.registered) CHECK(part.valid != 0, "a cached block without bytes");
+      if (block.references == 0) CHECK_EQ(part.valid, part.holders());
     }
   });
   for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {

@@ -25,7 +25,8 @@ struct PoolCounts {
 
 class Memory {
  public:
-  explicit Memory(const Limits& limits) : limits_(limits), allocator_(limits), cache_(blocks_) {}
+  explicit Memory(const Limits& limits)
+      : limits_(limits), allocator_(limits), blocks_(limits.geometry), cache_(blocks_) {}
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
@@ -47,14 +48,17 @@ class Memory {
     blocks_.for_each(f);
   }
 
-  // Gives a block the pages its pattern asks for, each taken out of `reserved`. False when a page is not free
-  // now (the pages taken so far stay). New pages of an `empty` block are valid at once.
+  // Gives a block the pages its residency asks for, each taken out of `reserved`. False when a page is not
+  // free now (the pages taken so far stay). New pages of an `empty` block are valid at once.
   bool hold(BlockId id, const kv::Residency& residency, PageCounts& reserved, bool empty);
-  // Ranks on which a block still lacks a page.
-  RankMask missing(const Block& block, kv::Stream stream, const kv::Residency& residency) const;
-  // Ranks that the pattern gives a block.
-  RankMask wanted(const Block& block, kv::Stream stream, const kv::Residency& residency) const;
-  void drop(BlockId id, kv::Stream stream, int rank);
+  // Ranks on which a part of a block still lacks a page.
+  RankMask missing(const Block& block, int part, const kv::Residency& residency) const;
+  // Adds the pages that a block still lacks.
+  void count_missing(const Block& block, const kv::Residency& residency, PageCounts& counts) const;
+  // Ranks that the residency gives a part of a block.
+  RankMask wanted(const Block& block, int part, const kv::Residency& residency) const;
+  void drop(BlockId id, int part, int rank);
+  int parts() const { return limits_.geometry.parts(); }  // of a block
   // Drops pages that hold nothing, of a block that nobody uses.
   void drop_invalid(BlockId id);
 
@@ -85,7 +89,7 @@ class Memory {
 
  private:
   std::optional<PageId> take_page(kv::Stream stream, int rank);
-  void give_back_pages(Block& block);
+  void give_back_pages(const Block& block);  // of a record that is erased next
 
   const Limits& limits_;
   PageAllocator allocator_;

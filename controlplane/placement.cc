@@ -68,20 +68,15 @@ PageCounts BlockNeeds::pages(int origin) const {
   for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
     if (!limits_.uses(stream)) return;
     const kv::Pattern pattern = residency_.of(stream);
-    switch (pattern.kind) {
-      case kv::PatternKind::kReplicated:
-        need.at(stream, rank) = blocks_;
-        break;
-      case kv::PatternKind::kSingle:
-        need.at(stream, rank) = pattern.argument == rank ? blocks_ : 0;
-        break;
-      case kv::PatternKind::kStriped: {
-        const int c = pattern.argument;
-        const int owned = kv::owned_class(rank % c, origin, c);
-        need.at(stream, rank) = by_class_[static_cast<size_t>(stream)][static_cast<size_t>(owned)];
-        break;
-      }
+    int64_t blocks = blocks_;
+    if (pattern.kind == kv::PatternKind::kSingle && pattern.argument != rank) blocks = 0;
+    if (pattern.kind == kv::PatternKind::kStriped) {
+      const int c = pattern.argument;
+      const int owned = kv::owned_class(rank % c, origin, c);
+      blocks = by_class_[static_cast<size_t>(stream)][static_cast<size_t>(owned)];
     }
+    need.at(stream, rank) =
+        blocks * kv::held_parts(limits_.geometry, stream, pattern, rank, limits_.rank_count).size();
   });
   return need;
 }

@@ -14,22 +14,14 @@
 
 namespace weft::controlplane {
 
-// The pages of one block: [stream][rank], kNoPage where a rank does not hold it.
-struct BlockPages {
-  std::array<std::array<PageId, kMaxRanks>, kv::kStreams> page;
-  BlockPages() {
-    for (auto& stream : page) stream.fill(kNoPage);
-  }
-  friend bool operator==(const BlockPages&, const BlockPages&) = default;
-};
-
-// Entries [first_block, first_block + blocks.size()) of a table. Appended beyond what a plan in flight
-// reads, or written to a table that no plan in flight names.
+// Pages of whole blocks of a table, from first_block on: [block][part][rank], kNoPage where a rank does not
+// hold the part. Appended beyond what a plan in flight reads, or written to a table that no plan in flight
+// names.
 struct TableWrite {
   TableId table{};
   uint32_t version = 0;
   int64_t first_block = 0;
-  std::vector<BlockPages> blocks;
+  std::vector<PageId> pages;
 };
 
 struct PageCopy {

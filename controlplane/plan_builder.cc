@@ -73,9 +73,9 @@ int64_t PlanBuilder::copies_needed(const Sequence& sequence) const {
   for (const BlockId id : sequence.blocks) {
     const Block& block = memory_.block(id);
     if (block.index * block_tokens_ >= sequence.scheduled) break;
-    for (const kv::Stream stream : kv::kAllStreams) {
+    for (int part = 0; part < memory_.parts(); ++part) {
       copies +=
-          rank_count_of(memory_.wanted(block, stream, sequence.target().residency) & ~block.valid_in(stream));
+          rank_count_of(memory_.wanted(block, part, sequence.target().residency) & ~block.part(part).valid);
     }
   }
   return copies;
@@ -89,9 +89,7 @@ void PlanBuilder::apply_switch(Sequence& sequence) {
   sequence.has_table = true;
   sequence.table_blocks = 0;
   for (const BlockId id : sequence.blocks) {
-    for (const kv::Stream stream : kv::kAllStreams) {
-      if (limits_.uses(stream)) switch_block(sequence, memory_.block(id), stream);
-    }
+    for (int part = 0; part < memory_.parts(); ++part) switch_part(sequence, memory_.block(id), part);
   }
   memory_.unreserve(sequence.reserved);
   sequence.reserved = pages_to_take(sequence, memory_, sequence.placement.residency);
@@ -100,49 +98,50 @@ void PlanBuilder::apply_switch(Sequence& sequence) {
   if (sequence.thin) sequence.thin_step = plan_.step;
 }
 
-// Makes every page that the pattern asks for valid. In a block that will still be written, pages outside the
-// pattern are left behind from this step on.
-void PlanBuilder::switch_block(Sequence& sequence, Block& block, kv::Stream stream) {
-  const RankMask wanted = memory_.wanted(block, stream, sequence.placement.residency);
-  const RankMask lacking = wanted & block.holders(stream) & ~block.valid_in(stream);
+// Makes every page that the residency asks for valid. In a block that will still be written, pages outside
+// the residency are left behind from this step on.
+void PlanBuilder::switch_part(Sequence& sequence, Block& block, int part) {
+  const BlockPart& held = block.part(part);
+  const RankMask wanted = memory_.wanted(block, part, sequence.placement.residency);
+  const RankMask lacking = wanted & held.holders() & ~held.valid;
   if (block.index * block_tokens_ < sequence.scheduled) {
-    copy_pages(sequence, block, stream, lacking);
+    copy_pages(sequence, block, part, lacking);
   } else {
-    for_each_rank(lacking, [&](int rank) { set_valid(block, stream, rank, true); });
+    for_each_rank(lacking, [&](int rank) { set_valid(block, part, rank, true); });
   }
   if ((block.index + 1) * block_tokens_ > sequence.scheduled) {
     if (block.index < sequence.hit_blocks) return;  // the last one of a full prefix hit: nothing is written
-    for_each_rank(block.valid_in(stream) & ~wanted, [&](int rank) { set_valid(block, stream, rank, false); });
+    for_each_rank(held.valid & ~wanted, [&](int rank) { set_valid(block, part, rank, false); });
   }
 }
 
-void PlanBuilder::copy_pages(const Sequence& sequence, Block& block, kv::Stream stream, RankMask to) {
+void PlanBuilder::copy_pages(const Sequence& sequence, Block& block, int part, RankMask to) {
   if (to == 0) return;
   if (block.copy_step != plan_.step) {
     block.copy_step = plan_.step;
-    block.copied = {};
+    for (BlockPart& other : block.parts) other.copied = 0;
   }
-  RankMask& copied = block.copied[static_cast<size_t>(stream)];
+  BlockPart& held = block.part(part);
   std::vector<int> sources;
-  for_each_rank(block.valid_in(stream) & ~copied, [&](int rank) { sources.push_back(rank); });
-  CHECK(!sources.empty(), "block ", block.index, " is nowhere");
+  for_each_rank(held.valid & ~held.copied, [&](int rank) { sources.push_back(rank); });
+  CHECK(!sources.empty(), "part ", part, " of block ", block.index, " is nowhere");
   for_each_rank(to, [&](int rank) {
     // Neighbouring blocks read from different ranks.
     const int from = sources[static_cast<size_t>(block.index + rank) % sources.size()];
     plan_.copies.push_back(
-        {stream, from, block.page(stream, from), rank, block.page(stream, rank), sequence.id});
-    set_valid(block, stream, rank, true);
+        {held.stream, from, block.page(part, from), rank, block.page(part, rank), sequence.id});
+    set_valid(block, part, rank, true);
   });
-  copied |= to;
+  held.copied |= to;
 }
 
-void PlanBuilder::set_valid(Block& block, kv::Stream stream, int rank, bool valid) {
+void PlanBuilder::set_valid(Block& block, int part, int rank, bool valid) {
   if (valid) {
-    block.valid_in(stream) |= mask_of(rank);
+    block.part(part).valid |= mask_of(rank);
   } else {
-    block.valid_in(stream) &= ~mask_of(rank);
+    block.part(part).valid &= ~mask_of(rank);
   }
-  record_.changes.push_back({block.id, block.serial, stream, rank, block.page(stream, rank), valid});
+  record_.changes.push_back({block.id, block.serial, part, rank, block.page(part, rank), valid});
 }
 
 void PlanBuilder::write_table(Sequence& sequence, int64_t rows) {
@@ -153,23 +152,22 @@ void PlanBuilder::write_table(Sequence& sequence, int64_t rows) {
   write.version = sequence.table_version;
   write.first_block = sequence.table_blocks;
   for (int64_t index = sequence.table_blocks; index < last; ++index) {
-    write.blocks.push_back(table_entry(sequence, memory_.block(sequence.blocks[static_cast<size_t>(index)])));
+    append_pages(sequence, memory_.block(sequence.blocks[static_cast<size_t>(index)]), write.pages);
   }
   sequence.table_blocks = last;
   plan_.table_writes.push_back(std::move(write));
 }
 
-// Exactly the pages of the pattern, even where a shared block lies on more ranks.
-BlockPages PlanBuilder::table_entry(const Sequence& sequence, const Block& block) const {
-  BlockPages entry;
-  for (const kv::Stream stream : kv::kAllStreams) {
-    const RankMask wanted = memory_.wanted(block, stream, sequence.placement.residency);
-    CHECK_EQ(wanted & ~block.valid_in(stream), 0u);
-    for_each_rank(wanted, [&](int rank) {
-      entry.page[static_cast<size_t>(stream)][static_cast<size_t>(rank)] = block.page(stream, rank);
-    });
+// Exactly the pages of the residency, even where a shared block lies on more ranks.
+void PlanBuilder::append_pages(const Sequence& sequence, const Block& block,
+                               std::vector<PageId>& pages) const {
+  for (int part = 0; part < memory_.parts(); ++part) {
+    const RankMask wanted = memory_.wanted(block, part, sequence.placement.residency);
+    CHECK_EQ(wanted & ~block.part(part).valid, 0u);
+    for (int rank = 0; rank < limits_.rank_count; ++rank) {
+      pages.push_back(holds(wanted, rank) ? block.page(part, rank) : kNoPage);
+    }
   }
-  return entry;
 }
 
 void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill) {

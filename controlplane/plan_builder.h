@@ -33,11 +33,11 @@ class PlanBuilder {
   bool hold_switch(Sequence& sequence);
   int64_t copies_needed(const Sequence& sequence) const;
   void apply_switch(Sequence& sequence);
-  void switch_block(Sequence& sequence, Block& block, kv::Stream stream);
-  void copy_pages(const Sequence& sequence, Block& block, kv::Stream stream, RankMask to);
-  void set_valid(Block& block, kv::Stream stream, int rank, bool valid);
+  void switch_part(Sequence& sequence, Block& block, int part);
+  void copy_pages(const Sequence& sequence, Block& block, int part, RankMask to);
+  void set_valid(Block& block, int part, int rank, bool valid);
   void write_table(Sequence& sequence, int64_t rows);
-  BlockPages table_entry(const Sequence& sequence, const Block& block) const;
+  void append_pages(const Sequence& sequence, const Block& block, std::vector<PageId>& pages) const;
   void add_span(Sequence& sequence, int64_t rows, bool prefill);
 
   Memory& memory_;

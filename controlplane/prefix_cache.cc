@@ -97,7 +97,9 @@ std::optional<BlockId> PrefixCache::victim(kv::Stream stream, int rank, StepId c
 
 bool PrefixCache::chain_holds(const Block& leaf, kv::Stream stream, int rank, int64_t depth) const {
   for (const Block* block = &leaf; block->references == 0 && depth > 0; --depth) {
-    if (block->page(stream, rank) != kNoPage) return true;
+    for (const BlockPart& part : block->parts) {
+      if (part.stream == stream && part.page[static_cast<size_t>(rank)] != kNoPage) return true;
+    }
     if (block->parent == kNoBlock) return false;
     block = &blocks_.at(block->parent);
   }
@@ -105,9 +107,7 @@ bool PrefixCache::chain_holds(const Block& leaf, kv::Stream stream, int rank, in
 }
 
 void PrefixCache::count_pages(const Block& block, int64_t sign) {
-  for_each_pool(kMaxRanks, [&](kv::Stream stream, int rank) {
-    if (block.page(stream, rank) != kNoPage) evictable_.at(stream, rank) += sign;
-  });
+  block.for_each_page([&](kv::Stream stream, int rank, PageId) { evictable_.at(stream, rank) += sign; });
 }
 
 void PrefixCache::check_invariants() const {
@@ -131,9 +131,7 @@ void PrefixCache::check_invariants() const {
       CHECK(above.fence >= block.fence || above.references > 0);
     }
     if (block.references > 0) return;
-    for_each_pool(kMaxRanks, [&](kv::Stream stream, int rank) {
-      if (block.page(stream, rank) != kNoPage) ++evictable.at(stream, rank);
-    });
+    block.for_each_page([&](kv::Stream stream, int rank, PageId) { ++evictable.at(stream, rank); });
     if (block.first_child == kNoBlock) {
       ++leaves;
       CHECK(leaves_.contains({block.last_use, block.id}));

@@ -14,11 +14,11 @@ RegroupPrice price_of(const Sequence& sequence, const Memory& memory, const Plac
   for (const BlockId id : sequence.blocks) {
     const Block& block = memory.block(id);
     const bool has_rows = block.index * limits.geometry.block_tokens < sequence.scheduled;
-    for (const kv::Stream stream : kv::kAllStreams) {
-      const RankMask wanted = memory.wanted(block, stream, target.residency);
-      if (has_rows)
-        price.bytes_moved += kv::change_bytes(limits.geometry, stream, block.valid_in(stream), wanted);
-      if (block.references == 1) price.pages_dropped += rank_count_of(block.holders(stream) & ~wanted);
+    for (int part = 0; part < memory.parts(); ++part) {
+      const BlockPart& held = block.part(part);
+      const RankMask wanted = memory.wanted(block, part, target.residency);
+      if (has_rows) price.bytes_moved += kv::change_bytes(limits.geometry, held.stream, held.valid, wanted);
+      if (block.references == 1) price.pages_dropped += rank_count_of(held.holders() & ~wanted);
     }
   }
   return price;
@@ -56,10 +56,7 @@ PageCounts pages_to_take(const Sequence& sequence, const Memory& memory, const k
   const BlockNeeds to_come(limits, residency, static_cast<int64_t>(sequence.blocks.size()), block_count);
   PageCounts need = to_come.pages(sequence.origin);
   for (const BlockId id : sequence.blocks) {
-    for (const kv::Stream stream : kv::kAllStreams) {
-      for_each_rank(memory.missing(memory.block(id), stream, residency),
-                    [&](int rank) { ++need.at(stream, rank); });
-    }
+    memory.count_missing(memory.block(id), residency, need);
   }
   return need;
 }
@@ -99,10 +96,10 @@ void thin_blocks(const Sequence& sequence, Memory& memory) {
   for (const BlockId id : sequence.blocks) {
     const Block& block = memory.block(id);
     if (block.references > 1) continue;
-    for (const kv::Stream stream : kv::kAllStreams) {
+    for (int part = 0; part < memory.parts(); ++part) {
       const RankMask excess =
-          block.holders(stream) & ~memory.wanted(block, stream, sequence.placement.residency);
-      for_each_rank(excess, [&](int rank) { memory.drop(id, stream, rank); });
+          block.part(part).holders() & ~memory.wanted(block, part, sequence.placement.residency);
+      for_each_rank(excess, [&](int rank) { memory.drop(id, part, rank); });
     }
   }
 }

@@ -2,6 +2,7 @@
 
 #include "daemon/explain.h"
 #include "daemon/validate.h"
+#include "kv/page_pool.h"
 #include "proto/convert.h"
 #include "proto/version.h"
 #include "proto/vocab/units.h"
@@ -121,7 +122,7 @@ wire::ControlReply ControlService::status() const {
   const controlplane::Counters counters = plane.counters();
   status->set_max_context(as_unsigned(plane.limits().max_context));
   status->set_pool_tokens(
-      as_unsigned(plane.limits().pages(kv::Stream::kEntries, 0) * plane.limits().geometry.block_tokens));
+      as_unsigned(kv::pool_tokens(plane.limits().geometry, plane.limits().pages(kv::Stream::kEntries, 0))));
   status->set_running(as_unsigned(plane.running_count()));
   status->set_waiting(as_unsigned(plane.waiting_count()));
   status->set_finished(as_unsigned(counters.finished));

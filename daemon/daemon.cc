@@ -167,8 +167,7 @@ void Daemon::epoch_began(Epoch epoch) {
 }
 
 void Daemon::print_ready() {
-  const kv::PoolPages& pages = sizing_->arenas.pool_pages[0];
-  const int64_t tokens = pages.entries * options_.block_tokens;
+  const int64_t tokens = kv::pool_tokens(sizing_->limits.geometry, sizing_->arenas.pool_pages[0].entries);
   log_.info("ready", {{"model", options_.model_name},
                       {"model_type", sizing_->model.model_type},
                       {"workers", options_.workers},

@@ -121,14 +121,7 @@ void Engine::plan_ahead() {
 }
 
 void Engine::apply(const controlplane::TableWrite& write) {
-  const auto table = control_.table(write.table);
-  CHECK_LE(write.first_block + static_cast<int64_t>(write.blocks.size()), static_cast<int64_t>(table.size()));
-  for (size_t i = 0; i < write.blocks.size(); ++i) {
-    auto& entry = table[static_cast<size_t>(write.first_block) + i];
-    for (size_t stream = 0; stream < kv::kStreams; ++stream) {
-      std::copy(write.blocks[i].page[stream].begin(), write.blocks[i].page[stream].end(), entry.page[stream]);
-    }
-  }
+  control_.write_table(write.table, write.first_block, write.pages);
   control_.set_table_version(write.table, write.version);
 }
 

@@ -1,7 +1,5 @@
 #include "daemon/explain.h"
 
-#include <algorithm>
-
 #include "controlplane/placement.h"
 #include "kv/cost.h"
 
@@ -22,13 +20,10 @@ kv::CostModel cost_model(const controlplane::Limits& limits, const wire::ModelDe
   cost.geometry = limits.geometry;
   cost.layers = static_cast<int64_t>(model.layers());
   cost.dense_layers = static_cast<int64_t>(model.dense_layers());
-  cost.heads = static_cast<int64_t>(model.heads());
   cost.hidden = static_cast<int64_t>(model.hidden());
   cost.vocabulary = static_cast<int64_t>(model.vocabulary());
-  cost.query_width = static_cast<int64_t>(model.query_width());
-  // An entry is as wide as a query, in the cache's dtype.
-  cost.query_bytes = static_cast<int64_t>(model.entry_bytes() / std::max<uint64_t>(1, model.query_width()));
-  cost.latent_width = static_cast<int64_t>(model.latent_width());
+  cost.query_bytes = static_cast<int64_t>(model.query_bytes());
+  cost.value_width = static_cast<int64_t>(model.value_width());
   cost.index_topk = static_cast<int64_t>(model.index_topk());
   cost.dense_segments = model.dense_segments();
   cost.moe_segments = model.moe_segments();

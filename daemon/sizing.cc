@@ -11,16 +11,17 @@ namespace {
 kv::CacheGeometry geometry_of(const Options& options, const wire::ModelDescription& model) {
   kv::CacheGeometry geometry;
   geometry.block_tokens = options.block_tokens;
-  geometry.streams[0] = {static_cast<int64_t>(model.layers()), static_cast<int64_t>(model.entry_bytes())};
+  geometry.streams[0] = {static_cast<int64_t>(model.layers()), static_cast<int64_t>(model.entry_bytes()),
+                         static_cast<int>(model.entry_parts())};
   geometry.streams[1] = {static_cast<int64_t>(model.index_layers()),
                          static_cast<int64_t>(model.index_key_bytes())};
+  geometry.heads = static_cast<int64_t>(model.heads());
   return geometry;
 }
 
-// The same number of pages for both streams: as many blocks as the room holds with everything in one place.
+// Pages for as many blocks, of each stream, as the room holds with all their parts in one place.
 Result<kv::PoolPages> pool_pages(const Options& options, const kv::CacheGeometry& geometry) {
-  const int64_t block_bytes =
-      geometry.page_bytes(kv::Stream::kEntries) + geometry.page_bytes(kv::Stream::kIndexKeys);
+  const int64_t block_bytes = geometry.block_tokens * geometry.token_bytes();
   int64_t blocks = ceil_div(options.pool_tokens, options.block_tokens);
   if (options.pool_tokens == 0) {
     blocks = options.pool_bytes / block_bytes;
@@ -29,16 +30,18 @@ Result<kv::PoolPages> pool_pages(const Options& options, const kv::CacheGeometry
                                           human_bytes(block_bytes));
     }
   }
-  if (blocks >= static_cast<int64_t>(number(kNoPage))) {
+  if (blocks >= static_cast<int64_t>(number(kNoPage)) / geometry.stream(kv::Stream::kEntries).parts) {
     return bad_field(pool_option_of(options), "more than 2^32 pages");
   }
-  return kv::PoolPages{blocks, geometry.page_bytes(kv::Stream::kIndexKeys) > 0 ? blocks : 0};
+  return kv::PoolPages{blocks * geometry.stream(kv::Stream::kEntries).used_parts(),
+                       blocks * geometry.stream(kv::Stream::kIndexKeys).used_parts()};
 }
 
 kv::ControlLimits control_limits(const controlplane::Limits& limits) {
   kv::ControlLimits control;
   control.rank_count = limits.rank_count;
   control.block_tokens = limits.geometry.block_tokens;
+  control.parts = limits.geometry.parts();
   control.table_count = limits.table_count;
   control.table_blocks = limits.table_blocks();
   control.max_samples = limits.max_samples;
@@ -63,6 +66,7 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   controlplane::Limits& limits = sizing.limits;
   limits.rank_count = options.workers;
   limits.geometry = geometry_of(options, model);
+  TRY_VOID(kv::validate(limits.geometry));
   limits.max_context = options.max_context > 0 ? options.max_context : model_context;
   limits.max_running = options.max_running;
   limits.max_waiting = options.max_waiting;

@@ -27,6 +27,7 @@ Result<void> check_limits(const ControlLimits& limits) {
   };
   TRY_VOID(in("rank_count", limits.rank_count, 1, kMaxRanks));
   TRY_VOID(in("block_tokens", limits.block_tokens, 1, int64_t{1} << 20));
+  TRY_VOID(in("parts", limits.parts, 1, kStreams * kMaxParts));
   TRY_VOID(in("table_count", limits.table_count, 1, int64_t{1} << 20));
   TRY_VOID(in("table_blocks", limits.table_blocks, 1, int64_t{1} << 24));
   TRY_VOID(in("max_samples", limits.max_samples, 1, int64_t{1} << 20));
@@ -82,7 +83,8 @@ ControlArena::Layout::Layout(const ControlLimits& limits) {
   results = plans + size_t{kPlanCells} * plan_stride;
   versions = results + ranks * size_t{kResultCells} * result_stride;
   tables = versions + padded(tables_count * sizeof(uint32_t));
-  total = tables + tables_count * static_cast<size_t>(limits.table_blocks) * sizeof(TableEntry);
+  block_pages = static_cast<size_t>(limits.parts) * ranks;
+  total = tables + tables_count * static_cast<size_t>(limits.table_blocks) * block_pages * sizeof(PageId);
 }
 
 size_t control_arena_bytes(const ControlLimits& limits) {
@@ -268,16 +270,27 @@ std::optional<uint32_t> ControlArena::wait_token(StepId step, uint32_t sample_in
 
 // ---- page tables
 
-ControlArena::TableEntry* ControlArena::table_data(TableId id) const {
+PageId* ControlArena::table_data(TableId id, int64_t block) const {
   CHECK_LT(int64_t{number(id)}, limits_.table_count);
-  return reinterpret_cast<TableEntry*>(mapping_.data() + layout_.tables) +
-         static_cast<size_t>(number(id)) * static_cast<size_t>(limits_.table_blocks);
+  CHECK(block >= 0 && block <= limits_.table_blocks, "block ", block);
+  const size_t at = static_cast<size_t>(number(id)) * static_cast<size_t>(limits_.table_blocks) +
+                    static_cast<size_t>(block);
+  return reinterpret_cast<PageId*>(mapping_.data() + layout_.tables) + at * layout_.block_pages;
 }
-std::span<ControlArena::TableEntry> ControlArena::table(TableId id) {
-  return {table_data(id), static_cast<size_t>(limits_.table_blocks)};
+
+void ControlArena::write_table(TableId id, int64_t first_block, std::span<const PageId> pages) {
+  PageId* entries = table_data(id, first_block);
+  const auto blocks = static_cast<int64_t>(pages.size() / layout_.block_pages);
+  CHECK_EQ(pages.size() % layout_.block_pages, 0u);
+  CHECK_LE(first_block + blocks, limits_.table_blocks);
+  std::copy(pages.begin(), pages.end(), entries);
 }
-std::span<const ControlArena::TableEntry> ControlArena::table(TableId id) const {
-  return {table_data(id), static_cast<size_t>(limits_.table_blocks)};
+
+std::span<const PageId> ControlArena::pages(TableId id, int64_t block, int part) const {
+  CHECK_LT(block, limits_.table_blocks);
+  CHECK(part >= 0 && part < limits_.parts, "part ", part);
+  const auto ranks = static_cast<size_t>(limits_.rank_count);
+  return {table_data(id, block) + static_cast<size_t>(part) * ranks, ranks};
 }
 
 std::atomic<uint32_t>& ControlArena::version_word(TableId id) const {

@@ -34,7 +34,7 @@
 namespace weft::kv {
 
 inline constexpr uint32_t kControlMagic = 0x57454654;  // "WEFT"
-inline constexpr uint32_t kControlVersion = 1;
+inline constexpr uint32_t kControlVersion = 2;
 inline constexpr int kPlanCells = 4;  // at most two plans are in flight
 inline constexpr int kResultCells = 8;
 inline constexpr int kTokenSteps = 8;  // steps whose sampled tokens stay readable
@@ -42,6 +42,7 @@ inline constexpr int kTokenSteps = 8;  // steps whose sampled tokens stay readab
 struct ControlLimits {
   int rank_count = 0;
   int64_t block_tokens = 0;
+  int64_t parts = 0;  // of a block (CacheGeometry::parts)
   int64_t table_count = 0;
   int64_t table_blocks = 0;      // blocks per table: ceil(max context / P)
   int64_t max_samples = 0;       // sampled rows per step
@@ -114,12 +115,11 @@ class ControlArena {
   // Waits for it; empty on abort or timeout.
   std::optional<uint32_t> wait_token(StepId step, uint32_t sample_index, Epoch epoch, Duration timeout) const;
 
-  // ---- page tables: [table][block][stream][rank].
-  struct TableEntry {
-    PageId page[kStreams][kMaxRanks];
-  };
-  std::span<TableEntry> table(TableId id);              // daemon
-  std::span<const TableEntry> table(TableId id) const;  // worker
+  // ---- page tables: [table][block][part][rank]; kNoPage where a rank does not hold the part.
+  // Daemon: the pages of whole blocks, from first_block on.
+  void write_table(TableId id, int64_t first_block, std::span<const PageId> pages);
+  // Worker: the pages of one part of a block, by rank.
+  std::span<const PageId> pages(TableId id, int64_t block, int part) const;
   void set_table_version(TableId id, uint32_t version);
   uint32_t table_version(TableId id) const;
 
@@ -138,7 +138,8 @@ class ControlArena {
   // Byte offsets of the parts, a function of the limits.
   struct Layout {
     explicit Layout(const ControlLimits& limits);
-    size_t states, flags, tokens, plans, plan_stride, results, result_stride, versions, tables, total;
+    size_t states, flags, tokens, plans, plan_stride, results, result_stride, versions, tables, block_pages,
+        total;
   };
   friend size_t control_arena_bytes(const ControlLimits& limits);
 
@@ -148,7 +149,7 @@ class ControlArena {
   ResultCell* result_cell(int rank, uint32_t number) const;
   std::atomic<uint64_t>& token_word(StepId step, uint32_t sample_index) const;
   std::atomic<uint32_t>& version_word(TableId id) const;
-  TableEntry* table_data(TableId id) const;
+  PageId* table_data(TableId id, int64_t block) const;
 
   Mapping mapping_;
   ControlLimits limits_;

@@ -64,14 +64,17 @@ class Share {
     return span_.split == Split::kShared ? span_.grouping.base
                                          : row_owner(span_.split, row, span_.rows, model_.rank_count);
   }
+  int64_t parts(Stream stream) const { return model_.geometry.stream(stream).parts; }
   int64_t row_bytes() const { return model_.hidden * kFloatBytes; }
-  int64_t heads_of(int rank) const { return owned_heads(rank, model_.rank_count, model_.heads).size(); }
+  int64_t heads_of(int rank) const {
+    return owned_heads(rank, model_.rank_count, model_.geometry.heads).size();
+  }
   bool sparse(int64_t position) const { return model_.index_topk > 0 && position + 1 > model_.index_topk; }
 
   uint32_t head_segments() const {
     uint32_t mask = 0;
     for (int segment = 0; segment < kShards; ++segment) {
-      if (!segment_items(segment, model_.heads).empty()) mask |= 1u << segment;
+      if (!segment_items(segment, model_.geometry.heads).empty()) mask |= 1u << segment;
     }
     return mask;
   }
@@ -102,11 +105,11 @@ class Share {
     const int first = rank_ / c * c;
     int64_t heads = 0;
     for (int member = first; member < first + c; ++member) heads += member == rank_ ? 0 : heads_of(member);
-    return span_.rows * heads * model_.query_width * model_.query_bytes;
+    return span_.rows * heads * model_.query_bytes;
   }
 
   int64_t partials() const {
-    return span_.rows * (span_.grouping.c - 1) * heads_of(rank_) * (model_.latent_width + 2) * kFloatBytes;
+    return span_.rows * (span_.grouping.c - 1) * heads_of(rank_) * (model_.value_width + 2) * kFloatBytes;
   }
 
   // From each other member of the index group: its best keys of each row, as many as it has, at most top-k.
@@ -130,28 +133,33 @@ class Share {
     return bytes;
   }
 
-  // Tokens of positions [0, end) in blocks that this rank must read elsewhere.
-  int64_t remote_tokens(Pattern pattern, int64_t end) const {
-    const int64_t P = model_.geometry.block_tokens;
-    int64_t tokens = 0;
-    for (int64_t block = 0; block * P < end; ++block) {
-      if (!holds(pattern_holders(pattern, block, span_.origin, model_.rank_count), rank_)) {
-        tokens += std::min(P, end - block * P);
-      }
-    }
-    return tokens;
+  // Parts of a block that a rank holds.
+  int64_t parts_on(Stream stream, int64_t block, int rank) const {
+    const Pattern pattern = span_.residency.of(stream);
+    if (!holds(pattern_holders(pattern, block, span_.origin, model_.rank_count), rank)) return 0;
+    return held_parts(model_.geometry, stream, pattern, rank, model_.rank_count).size();
   }
 
-  // Copies of this rank's new entries that go to holders elsewhere.
-  int64_t written_elsewhere(Pattern pattern) const {
-    if (span_.no_write) return 0;
-    int64_t copies = 0;
-    for (int64_t position : own_positions_) {
-      const RankMask holders =
-          pattern_holders(pattern, position / model_.geometry.block_tokens, span_.origin, model_.rank_count);
-      copies += rank_count_of(holders & ~mask_of(rank_));
+  // Slots (one token of one part) of positions [0, end) that this rank must read elsewhere.
+  int64_t remote_slots(Stream stream, int64_t end) const {
+    const int64_t P = model_.geometry.block_tokens;
+    int64_t slots = 0;
+    for (int64_t block = 0; block * P < end; ++block) {
+      slots += (parts(stream) - parts_on(stream, block, rank_)) * std::min(P, end - block * P);
     }
-    return copies;
+    return slots;
+  }
+
+  // Slots of this rank's new entries that holders elsewhere have.
+  int64_t written_elsewhere(Stream stream) const {
+    if (span_.no_write) return 0;
+    int64_t slots = 0;
+    for (int64_t position : own_positions_) {
+      for (int rank = 0; rank < model_.rank_count; ++rank) {
+        if (rank != rank_) slots += parts_on(stream, position / model_.geometry.block_tokens, rank);
+      }
+    }
+    return slots;
   }
 
   // Written to other holders, and read from other ranks' pages: once per layer each, whatever the number of
@@ -162,12 +170,13 @@ class Share {
     const auto first_sparse = std::find_if(own_positions_.begin(), own_positions_.end(),
                                            [this](int64_t position) { return sparse(position); });
     const int64_t dense_end = first_sparse == own_positions_.begin() ? 0 : *(first_sparse - 1) + 1;
-    const int64_t dense = remote_tokens(span_.residency.entries, dense_end);
-    const int64_t visible = remote_tokens(span_.residency.entries, own_positions_.back() + 1);
-    const int64_t selected = (own_positions_.end() - first_sparse) * model_.index_topk;
+    const int64_t dense = remote_slots(Stream::kEntries, dense_end);
+    const int64_t visible = remote_slots(Stream::kEntries, own_positions_.back() + 1);
+    const int64_t selected =
+        (own_positions_.end() - first_sparse) * model_.index_topk * parts(Stream::kEntries);
     cost.exact = dense == visible || selected == 0;
-    const int64_t tokens = written_elsewhere(span_.residency.entries) + std::min(visible, dense + selected);
-    cost.crossed[CrossKind::kEntries] = tokens * model_.geometry.stream(Stream::kEntries).bytes_per_token;
+    const int64_t slots = written_elsewhere(Stream::kEntries) + std::min(visible, dense + selected);
+    cost.crossed[CrossKind::kEntries] = slots * model_.geometry.stream(Stream::kEntries).bytes_per_token;
     return cost;
   }
 
@@ -175,9 +184,9 @@ class Share {
   int64_t whole_index_keys() const {
     if (own_positions_.empty()) return 0;
     const int64_t last = own_positions_.back();
-    const int64_t tokens = written_elsewhere(span_.residency.index_keys) +
-                           (sparse(last) ? remote_tokens(span_.residency.index_keys, last + 1) : 0);
-    return tokens * model_.geometry.stream(Stream::kIndexKeys).bytes_per_token;
+    const int64_t slots = written_elsewhere(Stream::kIndexKeys) +
+                          (sparse(last) ? remote_slots(Stream::kIndexKeys, last + 1) : 0);
+    return slots * model_.geometry.stream(Stream::kIndexKeys).bytes_per_token;
   }
 
   const CostModel& model_;

@@ -18,12 +18,10 @@ struct CostModel {
   CacheGeometry geometry;  // index keys: 0 layers without an indexer
   int64_t layers = 0;
   int64_t dense_layers = 0;  // of them, with a dense feed-forward; the rest have experts
-  int64_t heads = 0;
   int64_t hidden = 0;
   int64_t vocabulary = 0;
-  int64_t query_width = 0;                        // elements of one head's absorbed query
-  int64_t query_bytes = 4;                        // of one element: the cache's dtype
-  int64_t latent_width = 0;                       // elements of one partial's o
+  int64_t query_bytes = 0;                        // of one head's query, in the cache's dtype
+  int64_t value_width = 0;                        // elements of one partial's o
   int64_t index_topk = 0;                         // 0: every row reads all it may see
   uint32_t dense_segments = (1u << kShards) - 1;  // segments of a dense MLP that are not empty by shape
   uint32_t moe_segments = (1u << kShards) - 1;

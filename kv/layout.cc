@@ -188,29 +188,76 @@ std::vector<TreeNode> tree_nodes(Range segments) {
   return nodes;
 }
 
-namespace {
-double copies(Pattern pattern, int rank_count) {
-  switch (pattern.kind) {
-    case PatternKind::kReplicated:
-      return rank_count;
-    case PatternKind::kStriped:
-      return static_cast<double>(rank_count) / pattern.argument;
-    case PatternKind::kSingle:
-      return 1;
+Result<void> validate(const CacheGeometry& geometry) {
+  for (const StreamGeometry& stream : geometry.streams) {
+    if (stream.parts < 1 || stream.parts > kMaxParts) {
+      return error(ErrorCode::kInvalidArgument,
+                   std::to_string(stream.parts) + " KV heads; a block has 1 to " + std::to_string(kMaxParts) +
+                       " parts",
+                   "parts");
+    }
+    if (geometry.heads < 1 || geometry.heads % stream.parts != 0) {
+      return error(ErrorCode::kInvalidArgument,
+                   std::to_string(geometry.heads) + " query heads are no multiple of " +
+                       std::to_string(stream.parts) + " KV heads",
+                   "heads");
+    }
   }
-  return 0;
+  return {};
 }
-}  // namespace
+
+Range held_parts(const CacheGeometry& geometry, Stream stream, Pattern pattern, int rank, int rank_count) {
+  const int64_t parts = geometry.stream(stream).parts;
+  if (parts == 1 || pattern.kind == PatternKind::kSingle) return {0, parts};
+  const int c = pattern.kind == PatternKind::kStriped ? pattern.argument : 1;
+  const int first = rank / c * c;
+  const int64_t begin = owned_heads(first, rank_count, geometry.heads).begin;
+  const int64_t end = owned_heads(first + c - 1, rank_count, geometry.heads).end;
+  if (begin >= end) return {};
+  const int64_t heads_per_part = geometry.heads / parts;
+  return {begin / heads_per_part, ceil_div(end, heads_per_part)};
+}
+
+RankMask part_holders(const CacheGeometry& geometry, const Residency& residency, int64_t block, int part,
+                      int origin, int rank_count) {
+  const Stream stream = geometry.stream_of(part);
+  const int64_t index = part - geometry.first_part(stream);
+  const RankMask ranks = pattern_holders(residency.of(stream), block, origin, rank_count);
+  RankMask holders = 0;
+  for (RankMask left = ranks; left != 0; left &= left - 1) {
+    const int rank = lowest_rank(left);
+    const Range held = held_parts(geometry, stream, residency.of(stream), rank, rank_count);
+    if (index >= held.begin && index < held.end) holders |= mask_of(rank);
+  }
+  return holders;
+}
+
+int64_t max_block_pages(const CacheGeometry& geometry, int rank_count) {
+  int64_t pages = 0;
+  for (const Stream stream : kAllStreams) {
+    if (geometry.stream(stream).used_parts() == 0) continue;
+    // Groups that merge share parts, so the smallest groups store the most; on one rank lies every part once.
+    for (int rank = 0; rank < rank_count; ++rank) {
+      pages += held_parts(geometry, stream, replicated(), rank, rank_count).size();
+    }
+  }
+  return pages;
+}
 
 StoredBytes stored_bytes(const CacheGeometry& geometry, const Residency& residency, int64_t token_count,
                          int origin, int rank_count) {
   StoredBytes bytes{};
   for (const Stream stream : kAllStreams) {
-    auto& by_rank = bytes[static_cast<size_t>(stream)];
+    const Pattern pattern = residency.of(stream);
+    std::array<int64_t, kMaxRanks> block_bytes{};
+    for (int rank = 0; rank < rank_count; ++rank) {
+      block_bytes[static_cast<size_t>(rank)] =
+          held_parts(geometry, stream, pattern, rank, rank_count).size() * geometry.page_bytes(stream);
+    }
     for (int64_t block = 0; block < ceil_div(token_count, geometry.block_tokens); ++block) {
-      RankMask holders = pattern_holders(residency.of(stream), block, origin, rank_count);
-      for (; holders != 0; holders &= holders - 1) {
-        by_rank[static_cast<size_t>(lowest_rank(holders))] += geometry.page_bytes(stream);
+      for (RankMask left = pattern_holders(pattern, block, origin, rank_count); left != 0; left &= left - 1) {
+        const auto rank = static_cast<size_t>(lowest_rank(left));
+        bytes[static_cast<size_t>(stream)][rank] += block_bytes[rank];
       }
     }
   }
@@ -220,8 +267,15 @@ StoredBytes stored_bytes(const CacheGeometry& geometry, const Residency& residen
 double bytes_per_token_per_rank(const CacheGeometry& geometry, const Residency& residency, int rank_count) {
   double bytes = 0;
   for (const Stream stream : kAllStreams) {
-    bytes +=
-        static_cast<double>(geometry.stream(stream).token_bytes()) * copies(residency.of(stream), rank_count);
+    const Pattern pattern = residency.of(stream);
+    const StreamGeometry& data = geometry.stream(stream);
+    int64_t parts = 0;  // stored of one token by the ranks together, if each had every token
+    for (int rank = 0; rank < rank_count; ++rank) {
+      if (pattern.kind == PatternKind::kSingle && rank != pattern.argument) continue;
+      parts += held_parts(geometry, stream, pattern, rank, rank_count).size();
+    }
+    const int c = pattern.kind == PatternKind::kStriped ? pattern.argument : 1;
+    bytes += static_cast<double>(data.layers * data.bytes_per_token) * static_cast<double>(parts) / c;
   }
   return bytes / rank_count;
 }

@@ -42,7 +42,7 @@ const char* stream_name(Stream stream);  // "entries", "index keys"
 
 enum class PatternKind : uint8_t { kReplicated = 0, kStriped = 1, kSingle = 2 };
 
-// Which ranks hold the blocks of one stream of one sequence.
+// Which ranks hold the blocks of one stream of one sequence; which parts of them: held_parts().
 struct Pattern {
   PatternKind kind = PatternKind::kReplicated;
   int argument = 0;  // striped: c; single: the rank
@@ -52,7 +52,7 @@ Pattern replicated();
 Pattern striped(int c);  // striped(1) is replicated
 Pattern single(int rank);
 
-// The ranks that hold block b under a pattern, of W ranks. c divides W.
+// The ranks whose residue class block b is of, under a pattern, of W ranks. c divides W.
 RankMask pattern_holders(Pattern pattern, int64_t block, int origin, int rank_count);
 
 // ---- grouping --------------------------------------------------------------------------------------
@@ -149,23 +149,59 @@ std::vector<TreeNode> tree_nodes(Range segments);
 
 // ---- bytes ----------------------------------------------------------------------------------------------
 
-// One stream of cached data: how many layers keep it and what one token costs in one of them.
+inline constexpr int kMaxParts = 64;  // of a stream
+
+// One stream of cached data: how many layers keep it, in how many parts, and what one token costs in one part
+// of one layer. A stream has one part (MLA entries, index keys) or one for each KV head (K ‖ V of
+// grouped-query attention). A stream without layers is not used.
 struct StreamGeometry {
   int64_t layers = 0;
-  int64_t bytes_per_token = 0;  // per layer
-  int64_t token_bytes() const { return layers * bytes_per_token; }
+  int64_t bytes_per_token = 0;  // per layer and part
+  int parts = 1;
+  int used_parts() const { return layers * bytes_per_token > 0 ? parts : 0; }
+  int64_t token_bytes() const { return layers * bytes_per_token * parts; }
   friend bool operator==(const StreamGeometry&, const StreamGeometry&) = default;
 };
 
-// A page holds P tokens of one stream for all its layers: [layer][P slots][bytes per token].
+// A page holds P tokens of one part of one stream for all its layers: [layer][P slots][bytes per token].
+//
+// The parts of a block are numbered through over all streams in use: part k of the entries is number k, the
+// index keys follow. Page tables and the control plane know parts by these numbers.
 struct CacheGeometry {
   int64_t block_tokens = 64;  // P: a power of two, 8 … 256
   std::array<StreamGeometry, kStreams> streams{};
+  int64_t heads = 1;  // query heads: KV head ⌊i / (heads / parts)⌋ is read by query head i
   const StreamGeometry& stream(Stream s) const { return streams[static_cast<size_t>(s)]; }
-  int64_t page_bytes(Stream s) const { return block_tokens * stream(s).token_bytes(); }
+  int64_t page_bytes(Stream s) const { return block_tokens * stream(s).layers * stream(s).bytes_per_token; }
   int64_t layer_bytes(Stream s) const { return block_tokens * stream(s).bytes_per_token; }
   int64_t token_bytes() const { return streams[0].token_bytes() + streams[1].token_bytes(); }
+
+  int parts() const { return streams[0].used_parts() + streams[1].used_parts(); }  // of a block
+  int first_part(Stream s) const { return s == Stream::kEntries ? 0 : streams[0].used_parts(); }
+  Stream stream_of(int part) const {
+    return part < streams[0].used_parts() ? Stream::kEntries : Stream::kIndexKeys;
+  }
 };
+// Parts are 1 … kMaxParts and divide the query heads, else kInvalidArgument.
+Result<void> validate(const CacheGeometry& geometry);
+
+// ---- parts by rank
+// -----------------------------------------------------------------------------------------
+//
+// A c-group is c consecutive ranks [first, first + c). Its query heads are those of its members' segments
+// (owned_heads), its parts the KV heads that these read. A stream of one part is read by every query head,
+// and every group has it, also ranks that own no head. Under striped(c) (replicated is c = 1) rank r stores
+// of the blocks of its residue class the parts of its c-group; under single(r) rank r stores all parts. So tp
+// stores W-th of the heads of every token, dcp(W) all heads of a W-th of the tokens, dcp(c) what lies
+// between.
+
+// The parts that `rank` reads and stores of the blocks that a pattern gives it, counted within the stream.
+Range held_parts(const CacheGeometry& geometry, Stream stream, Pattern pattern, int rank, int rank_count);
+// The ranks that hold a part (numbered through) of block b.
+RankMask part_holders(const CacheGeometry& geometry, const Residency& residency, int64_t block, int part,
+                      int origin, int rank_count);
+// The most pages that one block can have on all ranks together, under any residency.
+int64_t max_block_pages(const CacheGeometry& geometry, int rank_count);
 
 using StoredBytes = std::array<std::array<int64_t, kMaxRanks>, kStreams>;  // [stream][rank]
 
@@ -176,7 +212,7 @@ StoredBytes stored_bytes(const CacheGeometry& geometry, const Residency& residen
 double bytes_per_token_per_rank(const CacheGeometry& geometry, const Residency& residency, int rank_count);
 // How many times more tokens fit than with everything replicated.
 double capacity_factor(const CacheGeometry& geometry, const Residency& residency, int rank_count);
-// Price of a change of holders: Σ |new − old| × page bytes.
+// Price of a change of a part's holders: Σ |new − old| × page bytes.
 int64_t change_bytes(const CacheGeometry& geometry, Stream stream, RankMask old_holders,
                      RankMask new_holders);
 

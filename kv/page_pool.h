@@ -1,6 +1,6 @@
 // Address arithmetic inside one rank's page pool.
 //
-//   pool: entries pages │ index-key pages, each page [layer][P slots][bytes per token]
+//   pool: entries pages │ index-key pages, each page [layer][P slots][bytes per token] of one part
 //
 // Which page holds what is the control plane's business; this only turns (stream, page, layer, slot) into an
 // address, and copies pages.
@@ -24,6 +24,11 @@ struct PoolPages {
 inline size_t pool_bytes(const CacheGeometry& geometry, const PoolPages& pages) {
   return static_cast<size_t>(pages.entries * geometry.page_bytes(Stream::kEntries) +
                              pages.index_keys * geometry.page_bytes(Stream::kIndexKeys));
+}
+
+// Tokens whose entries fit if all their parts are in one pool.
+inline int64_t pool_tokens(const CacheGeometry& geometry, int64_t entry_pages) {
+  return entry_pages / geometry.stream(Stream::kEntries).parts * geometry.block_tokens;
 }
 
 class PagePool {

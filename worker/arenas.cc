@@ -52,6 +52,8 @@ Result<std::unique_ptr<Arenas>> map_arenas(const wire::MapArenas& message,
       equal("control arena: rank_count", static_cast<uint64_t>(arenas->control.limits().rank_count), ranks));
   TRY_VOID(equal("control arena: block_tokens", static_cast<uint64_t>(arenas->control.limits().block_tokens),
                  static_cast<uint64_t>(settings.block_tokens)));
+  TRY_VOID(equal("control arena: parts", static_cast<uint64_t>(arenas->control.limits().parts),
+                 static_cast<uint64_t>(settings.geometry().parts())));
   TRY(arenas->weights, kv::Mapping::map(descriptors[1].get(), message.weight_bytes()));
   arenas->result_event = std::move(descriptors[2]);
   const kv::CacheGeometry geometry = settings.geometry();

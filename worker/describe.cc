@@ -66,6 +66,7 @@ Result<WorkerSettings> read_settings(const wire::Describe& request) {
   TRY(settings.config, read_model_config(settings.model_path));
   settings.weight_dtype = weight_dtype.value_or(settings.config.checkpoint_dtype);
   settings.cache_dtype = cache_dtype;
+  TRY_VOID(kv::validate(settings.geometry()));
   if (request.max_context() != 0) {
     TRY_VOID(in_range("max_context", request.max_context(), 1,
                       static_cast<uint64_t>(settings.config.max_context)));
@@ -92,6 +93,7 @@ wire::ModelDescription describe_model(const WorkerSettings& settings, uint64_t m
   out.set_max_context(max_context == 0 ? count(config.max_context) : max_context);
   for (uint32_t token : config.eos_tokens) out.add_eos_tokens(token);
   out.set_entry_bytes(count(geometry.stream(kv::Stream::kEntries).bytes_per_token));
+  out.set_entry_parts(static_cast<uint32_t>(geometry.stream(kv::Stream::kEntries).parts));
   const kv::StreamGeometry& index_keys = geometry.stream(kv::Stream::kIndexKeys);
   out.set_index_key_bytes(index_keys.layers == 0 ? 0 : count(index_keys.bytes_per_token));
   out.set_weight_arena_bytes(count(weight_arena_bytes(config, settings.weight_dtype)));
@@ -99,8 +101,8 @@ wire::ModelDescription describe_model(const WorkerSettings& settings, uint64_t m
       mailbox_bytes(outbox_bytes(config, settings.cache_dtype, settings.rank_count, settings.max_step_rows)));
   out.set_weight_dtype(to_wire(settings.weight_dtype));
   out.set_index_topk(config.index_layers() == 0 ? 0 : count(config.index_topk));
-  out.set_query_width(count(config.entry_width()));
-  out.set_latent_width(count(config.latent));
+  out.set_query_bytes(count(config.entry_width()) * dtype_bytes(settings.cache_dtype));
+  out.set_value_width(count(config.latent));
   out.set_instruction_set(kernels::instruction_set());
   out.set_dense_layers(count(std::count_if(config.layers.begin(), config.layers.end(), [](const auto& layer) {
     return layer.feed_forward == FeedForward::kDense;

@@ -25,7 +25,7 @@ struct World {
     kv::ControlLimits limits;
     limits.rank_count = ranks;
     limits.block_tokens = 64;
-    limits.table_count = limits.table_blocks = limits.max_samples = 1;
+    limits.parts = limits.table_count = limits.table_blocks = limits.max_samples = 1;
     limits.plan_bytes_max = limits.result_bytes_max = 64;
     auto memory = map(kv::control_arena_bytes(limits));
     control = std::make_unique<kv::ControlArena>(kv::ControlArena::format(std::move(memory), limits).value());

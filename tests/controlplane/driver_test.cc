@@ -113,13 +113,15 @@ class Driver {
     constexpr int kRanks[] = {1, 2, 3, 4, 4, 6, 8};
     limits.rank_count = kRanks[below(7)];
     limits.geometry.block_tokens = chance(50) ? 4 : 8;
-    limits.geometry.streams[0] = {3, 16};
+    const int parts = std::array{1, 1, 2, 3, 8}[static_cast<size_t>(below(5))];
+    limits.geometry.streams[0] = {3, 16, parts};
+    limits.geometry.heads = parts * (1 + below(4));
     limits.geometry.streams[1] = chance(20) ? kv::StreamGeometry{} : kv::StreamGeometry{1, 8};
     limits.max_context = 40 + below(80);
     const int64_t whole = limits.table_blocks();
     for (int r = 0; r < limits.rank_count; ++r) {
       const int64_t pages = profile_.tight ? whole / 2 + 1 + below(whole) : whole * 3 + below(whole * 4);
-      limits.pool_pages.push_back({pages, pages - below(2)});
+      limits.pool_pages.push_back({pages * parts, pages - below(2)});
     }
     limits.max_running = 1 + below(8);
     limits.max_waiting = 1 + below(6);

@@ -198,9 +198,7 @@ TEST(ControlPlane, EqualEventsGiveEqualPlans) {
                          number(span.table));
         }
         for (const TableWrite& write : plan->table_writes) {
-          for (const BlockPages& block : write.blocks) {
-            for (const PageId page : block.page[0]) seen.push_back(number(page));
-          }
+          for (const PageId page : write.pages) seen.push_back(number(page));
         }
       } else if (!h.in_flight.empty()) {
         h.run_oldest();

@@ -1,6 +1,7 @@
 #include "tests/controlplane/fake_workers.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "proto/vocab/check.h"
 #include "proto/vocab/random.h"
@@ -59,12 +60,14 @@ void FakeWorkers::publish(const Plan& plan, const std::deque<Plan>& in_flight) {
     Table& table = tables_.at(number(write.table));
     if (table.version != write.version) {
       CHECK_EQ(write.first_block, 0);
-      table.blocks.clear();
+      table.pages.clear();
       table.version = write.version;
     }
-    CHECK_EQ(write.first_block, static_cast<int64_t>(table.blocks.size()));
-    table.blocks.insert(table.blocks.end(), write.blocks.begin(), write.blocks.end());
-    CHECK_LE(static_cast<int64_t>(table.blocks.size()), limits_.table_blocks());
+    const int64_t block_pages = limits_.geometry.parts() * limits_.rank_count;
+    CHECK_EQ(write.first_block * block_pages, static_cast<int64_t>(table.pages.size()));
+    table.pages.insert(table.pages.end(), write.pages.begin(), write.pages.end());
+    CHECK_EQ(static_cast<int64_t>(table.pages.size()) % block_pages, 0);
+    CHECK_LE(static_cast<int64_t>(table.pages.size()), limits_.table_blocks() * block_pages);
   }
 }
 
@@ -75,10 +78,23 @@ bool FakeWorkers::poisoned(const Plan& plan) const {
   });
 }
 
-const BlockPages& FakeWorkers::entry(const Span& span, int64_t block) const {
+std::span<const PageId> FakeWorkers::pages(const Span& span, int64_t block, int part) const {
   const Table& table = tables_.at(number(span.table));
   CHECK_EQ(table.version, span.table_version);
-  return table.blocks.at(static_cast<size_t>(block));
+  const int64_t first = (block * limits_.geometry.parts() + part) * limits_.rank_count;
+  CHECK_LE(first + limits_.rank_count, static_cast<int64_t>(table.pages.size()));
+  return std::span(table.pages).subspan(static_cast<size_t>(first), static_cast<size_t>(limits_.rank_count));
+}
+
+template <typename F>
+void FakeWorkers::for_each_page(const Span& span, int64_t block, F f) {
+  for (int part = 0; part < limits_.geometry.parts(); ++part) {
+    const auto ids = pages(span, block, part);
+    for (int rank = 0; rank < limits_.rank_count; ++rank) {
+      const PageId id = ids[static_cast<size_t>(rank)];
+      if (id != kNoPage) f(part, rank, page(limits_.geometry.stream_of(part), rank, id));
+    }
+  }
 }
 
 std::vector<Sample> FakeWorkers::execute(const Plan& plan, int64_t writes_limit) {
@@ -116,16 +132,14 @@ uint64_t FakeWorkers::history_before(const Span& span, const Truth& truth) {
   if (span.start == 0) return truth.salt;
   const int64_t position = span.start - 1;
   const int64_t block_tokens = limits_.geometry.block_tokens;
-  const BlockPages& pages = entry(span, position / block_tokens);
-  for (int rank = 0; rank < limits_.rank_count; ++rank) {
-    const PageId id = pages.page[0][static_cast<size_t>(rank)];
-    if (id == kNoPage) continue;
-    const Slot& slot = page(kv::Stream::kEntries, rank, id)[static_cast<size_t>(position % block_tokens)];
-    CHECK_EQ(slot.position, position);
-    return slot.history;
-  }
-  CHECK(false, "position ", position, " is nowhere");
-  return 0;
+  std::optional<uint64_t> history;
+  for_each_page(span, position / block_tokens, [&](int part, int, const Page& page) {
+    const Slot& slot = page[static_cast<size_t>(position % block_tokens)];
+    CHECK(slot.part == part && slot.position == position, "found ", slot.part, " ", slot.position);
+    history = slot.history;
+  });
+  CHECK(history.has_value(), "position ", position, " is nowhere");
+  return *history;
 }
 
 void FakeWorkers::run_rows(const Span& span, const Truth& truth, int64_t& writes_left) {
@@ -143,11 +157,9 @@ void FakeWorkers::run_rows(const Span& span, const Truth& truth, int64_t& writes
     }
     ++rows_checked_;
     if (span.no_write) continue;
-    const BlockPages& pages = entry(span, position / block_tokens);
-    for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
-      const PageId id = pages.page[static_cast<size_t>(stream)][static_cast<size_t>(rank)];
-      if (id == kNoPage || --writes_left < 0) return;
-      page(stream, rank, id)[static_cast<size_t>(position % block_tokens)] = {position, history};
+    for_each_page(span, position / block_tokens, [&](int part, int, Page& page) {
+      if (--writes_left < 0) return;
+      page[static_cast<size_t>(position % block_tokens)] = {part, position, history};
     });
     if (writes_left < 0) return;
   }
@@ -159,34 +171,36 @@ void FakeWorkers::check_reads(const Span& span, const Truth& truth) {
   const int64_t end = span.start + span.rows;
   for (int64_t block = 0; block * block_tokens < end; ++block) {
     check_readers(span, block);
-    const BlockPages& pages = entry(span, block);
-    for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
-      const PageId id = pages.page[static_cast<size_t>(stream)][static_cast<size_t>(rank)];
-      if (id == kNoPage) return;
-      const Page& content = page(stream, rank, id);
+    for_each_page(span, block, [&](int part, int rank, const Page& page) {
       for (int64_t p = block * block_tokens; p < std::min(end, (block + 1) * block_tokens); ++p) {
-        const Slot& slot = content[static_cast<size_t>(p % block_tokens)];
-        CHECK(slot.position == p && slot.history == truth.histories[static_cast<size_t>(p)], "request ",
-              number(span.request), " position ", p, " rank ", rank, ": found ", slot.position);
+        const Slot& slot = page[static_cast<size_t>(p % block_tokens)];
+        CHECK(slot.part == part && slot.position == p &&
+                  slot.history == truth.histories[static_cast<size_t>(p)],
+              "request ", number(span.request), " part ", part, " position ", p, " rank ", rank, ": found ",
+              slot.part, " ", slot.position);
       }
     });
   }
 }
 
 void FakeWorkers::check_readers(const Span& span, int64_t block) {
-  const BlockPages& pages = entry(span, block);
-  const auto has = [&](kv::Stream stream, int rank) {
-    return pages.page[static_cast<size_t>(stream)][static_cast<size_t>(rank)] != kNoPage;
-  };
-  for (const kv::Stream stream : kv::kAllStreams) {
-    if (!limits_.uses(stream)) continue;
+  const kv::CacheGeometry& geometry = limits_.geometry;
+  for (int part = 0; part < geometry.parts(); ++part) {
+    const kv::Stream stream = geometry.stream_of(part);
+    const int64_t in_stream = part - geometry.first_part(stream);
     const int c = stream == kv::Stream::kEntries ? span.grouping.c : span.index_c;
+    // Whoever runs the whole rows of one rank reads all parts; else the members of a c-group those of its
+    // heads.
+    const kv::Pattern pattern =
+        span.grouping.width < limits_.rank_count ? kv::single(span.grouping.base) : kv::striped(c);
+    const auto ids = pages(span, block, part);
     for (int rank = 0; rank < limits_.rank_count; ++rank) {
+      const kv::Range read = kv::held_parts(geometry, stream, pattern, rank, limits_.rank_count);
       const bool reads =
-          span.grouping.contains(rank) &&
+          span.grouping.contains(rank) && in_stream >= read.begin && in_stream < read.end &&
           kv::class_owner(kv::residue_class(block, c), span.origin, c) == (rank - span.grouping.base) % c;
       // Exactly the readers hold it: no reader without bytes, no bytes without a reader.
-      CHECK_EQ(reads, has(stream, rank));
+      CHECK_EQ(reads, ids[static_cast<size_t>(rank)] != kNoPage);
     }
   }
 }

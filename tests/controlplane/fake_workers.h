@@ -1,15 +1,16 @@
 // Workers that execute plans against a toy memory and check every byte a real worker would read.
 //
-// A slot holds (position, history), where history is a hash of all tokens up to that position: what attention
-// would make of them. A row reads the history before it out of the pages its table names, so a page that was
-// reused, never copied, or belongs to another prefix shows at once. The token a row samples is a function of
-// its history; truth_of() computes the same answer directly from the prompt.
+// A slot holds (part, position, history), where history is a hash of all tokens up to that position: what
+// attention would make of them. A row reads the history before it out of the pages its table names, so a page
+// that was reused, never copied, or belongs to another prefix shows at once. The token a row samples is a
+// function of its history; truth_of() computes the same answer directly from the prompt.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "controlplane/limits.h"
@@ -53,6 +54,7 @@ class FakeWorkers {
 
  private:
   struct Slot {
+    int part = -1;
     int64_t position = -1;
     uint64_t history = 0;
   };
@@ -60,7 +62,11 @@ class FakeWorkers {
   Page& page(kv::Stream stream, int rank, PageId id) {
     return pools_[static_cast<size_t>(stream)][static_cast<size_t>(rank)].at(number(id));
   }
-  const BlockPages& entry(const Span& span, int64_t block) const;
+  // The pages of a block's part by rank, as the span's table names them.
+  std::span<const PageId> pages(const Span& span, int64_t block, int part) const;
+  // Calls f(part, rank, page) for every page of a block.
+  template <typename F>
+  void for_each_page(const Span& span, int64_t block, F f);
   uint64_t history_before(const Span& span, const Truth& truth);
   void run_rows(const Span& span, const Truth& truth, int64_t& writes_left);
   void check_reads(const Span& span, const Truth& truth);
@@ -71,7 +77,7 @@ class FakeWorkers {
   std::map<RequestId, Truth> truths_;
   struct Table {
     uint32_t version = 0;
-    std::vector<BlockPages> blocks;
+    std::vector<PageId> pages;
   };
   std::vector<Table> tables_;
   std::map<std::pair<StepId, uint32_t>, uint32_t> token_table_;

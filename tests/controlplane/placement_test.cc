@@ -53,7 +53,9 @@ TEST(Placement, NeedsEqualTheSumOverBlocks) {
     SplitMix64 random(seed);
     constexpr int kRanks[] = {1, 2, 3, 4, 6, 8};
     const int ranks = kRanks[random.below(6)];
-    const Limits limits = small_limits(ranks, 10);
+    Limits limits = small_limits(ranks, 10);
+    limits.geometry.streams[0].parts = std::array{1, 2, 3, 8}[random.below(4)];
+    limits.geometry.heads = limits.geometry.streams[0].parts * (1 + static_cast<int64_t>(random.below(4)));
     int c = 0;
     do {
       c = 1 + static_cast<int>(random.below(static_cast<uint64_t>(ranks)));
@@ -66,10 +68,10 @@ TEST(Placement, NeedsEqualTheSumOverBlocks) {
     const int origin = static_cast<int>(random.below(static_cast<uint64_t>(ranks)));
     PageCounts expected;
     for (int64_t block = first; block < last; ++block) {
-      for_each_rank(kv::pattern_holders(placement.residency.entries, block, origin, ranks),
-                    [&](int rank) { ++expected.at(kv::Stream::kEntries, rank); });
-      for_each_rank(kv::pattern_holders(placement.residency.index_keys, block, origin, ranks),
-                    [&](int rank) { ++expected.at(kv::Stream::kIndexKeys, rank); });
+      for (int part = 0; part < limits.geometry.parts(); ++part) {
+        for_each_rank(kv::part_holders(limits.geometry, placement.residency, block, part, origin, ranks),
+                      [&](int rank) { ++expected.at(limits.geometry.stream_of(part), rank); });
+      }
     }
     EXPECT_EQ(BlockNeeds(limits, placement.residency, first, last).pages(origin), expected);
   }
@@ -85,6 +87,8 @@ TEST(LimitsTest, NamesWhatIsWrong) {
   EXPECT_EQ(broken([](Limits&) {}), "fine");
   EXPECT_EQ(broken([](Limits& l) { l.rank_count = 9; }), "rank_count");
   EXPECT_EQ(broken([](Limits& l) { l.geometry.block_tokens = 12; }), "block_tokens");
+  EXPECT_EQ(broken([](Limits& l) { l.geometry.streams[0].parts = 65; }), "parts");
+  EXPECT_EQ(broken([](Limits& l) { l.geometry.streams[0].parts = 2; }), "heads");
   EXPECT_EQ(broken([](Limits& l) { l.pool_pages.pop_back(); }), "pool_pages");
   EXPECT_EQ(broken([](Limits& l) { l.pool_pages[1][0] = 0; }), "pool_pages");
   EXPECT_EQ(broken([](Limits& l) { l.table_count = 8; }), "table_count");

@@ -68,6 +68,76 @@ TEST_F(Regroup, WideningCopiesExactlyTheMissingPages) {
   h.expect_right(id);
 }
 
+// Sequences of several parts: other heads are needed, so no way is free but one that only drops.
+TEST_F(Regroup, PartsMoveToTheRanksThatReadThem) {
+  Limits limits = small_limits(4, 200);
+  limits.geometry.streams[0].parts = 4;
+  limits.geometry.heads = 8;
+  Harness h(limits);
+  const RequestId id = decoding(h, kTpWish);
+  const int64_t blocks = 6, page = h.limits.geometry.page_bytes(kv::Stream::kEntries);
+  EXPECT_EQ(used(h), blocks * 4) << "every rank has its KV head of every block";
+  // Each block comes together on one rank: three parts arrive, and leave the others.
+  h.feed(to(id, wish(kv::DecodeKind::kDcp, 4)));
+  EXPECT_EQ(h.regrouped.at(0).bytes_moved, blocks * 3 * page);
+  EXPECT_EQ(h.regrouped.at(0).pages_dropped, blocks * 3);
+  EXPECT_EQ(std::ssize(h.plan().value().copies), blocks * 3);
+  h.run_oldest();
+  EXPECT_EQ(used(h), blocks * 4);
+  // dcp(2): two parts of every block on one rank of each half. One rank has them, the other lacks its two.
+  h.feed(to(id, wish(kv::DecodeKind::kDcp, 2)));
+  EXPECT_EQ(h.regrouped.at(1).bytes_moved, blocks * 2 * page);
+  h.step();
+  h.feed(to(id, kTpWish));
+  EXPECT_EQ(h.regrouped.at(2).bytes_moved, blocks * 2 * page);
+  h.step();
+  EXPECT_EQ(used(h), (blocks + 1) * 4) << "a row has begun one more";
+  h.run_all();
+  h.expect_right(id);
+}
+
+// Price, copies and drops are those of the rule, part by part, for even and uneven heads.
+TEST_F(Regroup, PriceIsTheDifferenceOfHolders) {
+  for (const auto& [heads, parts, ranks] :
+       {std::tuple{9, 3, 4}, {9, 3, 8}, {16, 8, 4}, {8, 2, 8}, {8, 8, 6}}) {
+    Limits limits = small_limits(ranks, 400);
+    limits.geometry.streams[0].parts = parts;
+    limits.geometry.heads = heads;
+    std::vector<GroupingWish> wishes = {kTpWish, wish(kv::DecodeKind::kDp)};
+    for (int c = 2; c <= ranks; ++c) {
+      if (ranks % c == 0) wishes.push_back(wish(kv::DecodeKind::kDcp, c, kv::IndexKind::kSplit));
+    }
+    for (const GroupingWish& from : wishes) {
+      for (const GroupingWish& into : wishes) {
+        Harness h(limits);
+        const RequestId id = decoding(h, from);
+        const kv::Residency before = h.plane.request(id)->placement.residency;
+        const auto origin = h.plane.request(id)->origin;
+        h.feed(to(id, into));
+        const kv::Residency after = h.plane.request(id)->placement.residency;
+        int64_t bytes = 0, copies = 0;
+        for (int64_t block = 0; block < 6; ++block) {
+          for (int part = 0; part < limits.geometry.parts(); ++part) {
+            const auto holders = [&](const kv::Residency& residency) {
+              return kv::part_holders(limits.geometry, residency, block, part, origin, ranks);
+            };
+            const int lacking = rank_count_of(holders(after) & ~holders(before));
+            copies += lacking;
+            bytes += lacking * limits.geometry.page_bytes(limits.geometry.stream_of(part));
+          }
+        }
+        EXPECT_EQ(h.regrouped.at(0).bytes_moved, bytes);
+        EXPECT_EQ(std::ssize(h.plan().value().copies), copies);
+        h.run_oldest();
+        EXPECT_EQ(h.plane.request(id)->stored_bytes,
+                  kv::stored_bytes(limits.geometry, after, 23, origin, ranks));
+        h.run_all();
+        h.expect_right(id);
+      }
+    }
+  }
+}
+
 TEST_F(Regroup, EveryChangeBackAndForthKeepsTheAnswer) {
   std::vector<GroupingWish> wishes;
   for (const kv::IndexKind index : {kv::IndexKind::kCopied, kv::IndexKind::kSplit}) {

@@ -34,6 +34,7 @@ class ControlArenaTest : public ::testing::Test {
     ControlLimits limits;
     limits.rank_count = 3;
     limits.block_tokens = 64;
+    limits.parts = 2;
     limits.table_count = 5;
     limits.table_blocks = 7;
     limits.max_samples = 4;
@@ -217,28 +218,38 @@ TEST_F(ControlArenaTest, TokenWaitEndsByTimeoutAndByAbort) {
 
 // ---- tables and ranks
 
+PageId page_of(uint32_t table, uint32_t block, uint32_t part, uint32_t rank) {
+  return PageId{table << 24 | block << 16 | part << 8 | rank};
+}
+
 TEST_F(ControlArenaTest, TablesDoNotOverlap) {
   for (uint32_t id = 0; id < 5; ++id) {
-    auto table = daemon_.table(TableId{id});
-    ASSERT_EQ(table.size(), 7u);
+    std::vector<PageId> pages;
     for (uint32_t block = 0; block < 7; ++block) {
-      for (int stream = 0; stream < kStreams; ++stream) {
-        for (uint32_t rank = 0; rank < kMaxRanks; ++rank) {
-          table[block].page[stream][rank] =
-              PageId{id << 24 | block << 16 | static_cast<uint32_t>(stream) << 8 | rank};
-        }
+      for (uint32_t part = 0; part < 2; ++part) {
+        for (uint32_t rank = 0; rank < 3; ++rank) pages.push_back(page_of(id, block, part, rank));
       }
     }
+    daemon_.write_table(TableId{id}, 0, std::span(pages).first(2 * 6));
+    daemon_.write_table(TableId{id}, 2, std::span(pages).subspan(2 * 6));
     daemon_.set_table_version(TableId{id}, id + 100);
   }
   const ControlArena& reader = worker_;
   for (uint32_t id = 0; id < 5; ++id) {
     EXPECT_EQ(reader.table_version(TableId{id}), id + 100);
     for (uint32_t block = 0; block < 7; ++block) {
-      EXPECT_EQ(reader.table(TableId{id})[block].page[1][6], PageId{id << 24 | block << 16 | 1u << 8 | 6u});
+      for (uint32_t part = 0; part < 2; ++part) {
+        const auto pages = reader.pages(TableId{id}, block, static_cast<int>(part));
+        ASSERT_EQ(pages.size(), 3u);
+        for (uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(pages[rank], page_of(id, block, part, rank));
+      }
     }
   }
-  EXPECT_DEATH((void)daemon_.table(TableId{5}), "5 against 5");
+  const std::vector<PageId> two_blocks(2 * 6, kNoPage);
+  EXPECT_DEATH(daemon_.write_table(TableId{5}, 0, two_blocks), "5 against 5");
+  EXPECT_DEATH(daemon_.write_table(TableId{4}, 6, two_blocks), "8 against 7");
+  EXPECT_DEATH((void)worker_.pages(TableId{4}, 7, 0), "7 against 7");
+  EXPECT_DEATH((void)worker_.pages(TableId{4}, 6, 2), "part 2");
   EXPECT_DEATH((void)daemon_.rank_state(3), "rank 3");
 }
 
@@ -274,7 +285,7 @@ TEST_F(ControlArenaTest, PartsAreApart) {
   }
   for (uint32_t id = 0; id < 5; ++id) {
     EXPECT_EQ(daemon_.table_version(TableId{id}), 0u);
-    EXPECT_EQ(daemon_.table(TableId{id})[6].page[1][7], PageId{0});
+    EXPECT_EQ(worker_.pages(TableId{id}, 6, 1)[2], PageId{0});
   }
 }
 

@@ -12,15 +12,13 @@ using K = CrossKind;
 // GLM-5 numbers: 78 layers (3 dense), 21 with an indexer, 64 heads, 512 + 64, hidden 6144, 576-byte entries.
 CostModel glm(int ranks) {
   CostModel model;
-  model.geometry = {64, {StreamGeometry{78, 576}, StreamGeometry{21, 132}}};
+  model.geometry = {64, {StreamGeometry{78, 576}, StreamGeometry{21, 132}}, 64};
   model.layers = 78;
   model.dense_layers = 3;
-  model.heads = 64;
   model.hidden = 6144;
   model.vocabulary = 154'880;
-  model.query_width = 576;
-  model.query_bytes = 2;
-  model.latent_width = 512;
+  model.query_bytes = 576 * 2;
+  model.value_width = 512;
   model.index_topk = 2048;
   model.rank_count = ranks;
   return model;
@@ -137,6 +135,46 @@ TEST(Cost, PrefillIntoStripedPages) {
   EXPECT_EQ(cost.crossed[K::kEntries], 576 * (written + read));
 }
 
+// 32 query heads over 8 KV heads of 128: K ‖ V in bf16.
+CostModel grouped(int ranks) {
+  CostModel model;
+  model.geometry = {64, {StreamGeometry{28, 512, 8}, StreamGeometry{}}, 32};
+  model.layers = 28;
+  model.dense_layers = 28;
+  model.hidden = 3072;
+  model.vocabulary = 128'256;
+  model.query_bytes = 128 * 2;
+  model.value_width = 128;
+  model.rank_count = ranks;
+  return model;
+}
+
+TEST(Cost, PrefillWritesEachPartToItsOwnHolders) {
+  // tp on four ranks: each holds two of eight KV heads of every token. Of an entry's eight parts the producer
+  // keeps two; its last row reads the six others of everything before.
+  CostSpan span = prefill(Split::kInterleave, {replicated(), replicated()});
+  span.rows = 4096;
+  const Cost cost = total_layer_cost(grouped(4), span, false);
+  EXPECT_TRUE(cost.exact);
+  EXPECT_EQ(cost.crossed[K::kEntries], 512 * 6 * (4096 + 4093 + 4094 + 4095 + 4096));
+  // dcp(4) holds all parts of a quarter of the blocks: three quarters elsewhere.
+  span.residency = {striped(4), striped(4)};
+  const int64_t striped_bytes = total_layer_cost(grouped(4), span, false).crossed[K::kEntries];
+  EXPECT_NEAR(static_cast<double>(striped_bytes), 512.0 * 6 * 5 * 4096, 512 * 8 * 4 * 4);
+  // dcp(2) holds half of the parts of half of the blocks.
+  span.residency = {striped(2), striped(2)};
+  EXPECT_NEAR(static_cast<double>(total_layer_cost(grouped(4), span, false).crossed[K::kEntries]),
+              512.0 * 6 * 5 * 4096, 512 * 8 * 4 * 4);
+}
+
+TEST(Cost, DecodeOfGroupedQueriesUnderDcp) {
+  const CostSpan span = decode(10'000, {0, 8, 2}, IndexKind::kCopied, 8);
+  const Cost cost = step_cost(grouped(8), span, 6);
+  EXPECT_EQ(cost.crossed[K::kQueries], 28 * 4 * 128 * 2);
+  EXPECT_EQ(cost.crossed[K::kPartials], 28 * 4 * (128 + 2) * 4);
+  EXPECT_EQ(cost.crossed[K::kEntries], 0);
+}
+
 TEST(Cost, SelectedEntriesAreBounded) {
   CostSpan span = prefill(Split::kZigzag, {striped(8), replicated()});
   span.start = 100'000;
@@ -164,7 +202,7 @@ TEST(Cost, NoWriteWritesNothing) {
 
 TEST(Cost, EmptySegmentsSendNoSums) {
   CostModel model = glm(8);
-  model.heads = 4;  // segments 1, 3, 5, 7 have one head, the others none
+  model.geometry.heads = 4;  // segments 1, 3, 5, 7 have one head, the others none
   model.moe_segments = 0b1010'1010;
   const CostSpan span = decode(10, {0, 8, 1}, IndexKind::kCopied, 8);
   EXPECT_EQ(layer_cost(model, span, 0, false).crossed[K::kRows], (4 + 4) * 6144 * 4);

@@ -66,6 +66,118 @@ TEST(Pattern, StripingFurtherOnlyDropsPages) {
   }
 }
 
+// ---- parts ---------------------------------------------------------------------------------------------
+
+CacheGeometry grouped(int64_t heads, int parts) {
+  return {64, {StreamGeometry{2, 16, parts}, StreamGeometry{1, 8}}, heads};
+}
+
+std::vector<Pattern> all_patterns(int W) {
+  std::vector<Pattern> patterns;
+  for (int c = 1; c <= W; ++c) {
+    if (W % c == 0) patterns.push_back(striped(c));
+  }
+  for (int rank = 0; rank < W; ++rank) patterns.push_back(single(rank));
+  return patterns;
+}
+
+// The rule, head by head: does a rank of r's c-group own a query head that reads this KV head?
+bool group_reads(int64_t heads, int parts, int part, int c, int rank, int W) {
+  if (parts == 1) return true;
+  for (int64_t head = 0; head < heads; ++head) {
+    if (head * parts / heads != part) continue;
+    for (int segment = 0; segment < kShards; ++segment) {
+      if (head < segment * heads / kShards || head >= (segment + 1) * heads / kShards) continue;
+      for (int member = rank / c * c; member < rank / c * c + c; ++member) {
+        if (segment >= member * kShards / W && segment < (member + 1) * kShards / W) return true;
+      }
+    }
+  }
+  return false;
+}
+
+TEST(Parts, AreNumberedThroughStreamsInUse) {
+  CacheGeometry geometry = grouped(8, 4);
+  EXPECT_EQ(geometry.parts(), 5);
+  EXPECT_EQ(geometry.first_part(Stream::kIndexKeys), 4);
+  EXPECT_EQ(geometry.stream_of(3), Stream::kEntries);
+  EXPECT_EQ(geometry.stream_of(4), Stream::kIndexKeys);
+  EXPECT_EQ(geometry.page_bytes(Stream::kEntries), 64 * 2 * 16);
+  EXPECT_EQ(geometry.token_bytes(), 4 * 2 * 16 + 8);
+  geometry.streams[1] = {};
+  EXPECT_EQ(geometry.parts(), 4);
+}
+
+TEST(Parts, HoldersFollowTheRuleHeadByHead) {
+  for (const auto& [heads, parts] : {std::pair{4, 1}, {9, 3}, {8, 8}, {16, 8}, {15, 5}, {14, 2}, {6, 6}}) {
+    const CacheGeometry geometry = grouped(heads, parts);
+    for (int W = 1; W <= 8; ++W) {
+      for (const Pattern& pattern : all_patterns(W)) {
+        const int c = pattern.kind == PatternKind::kStriped ? pattern.argument : 1;
+        SCOPED_TRACE(std::to_string(heads) + " heads, " + std::to_string(parts) + " parts, W " +
+                     std::to_string(W) + ", pattern " + std::to_string(static_cast<int>(pattern.kind)) + " " +
+                     std::to_string(pattern.argument));
+        StoredBytes stored{};
+        constexpr int64_t kBlocks = 24;
+        const int origin = W > 1 ? 1 : 0;
+        for (int64_t block = 0; block < kBlocks; ++block) {
+          int64_t pages = 0;
+          for (int part = 0; part < geometry.parts(); ++part) {
+            const bool entries = geometry.stream_of(part) == Stream::kEntries;
+            const RankMask holders = part_holders(geometry, {pattern, pattern}, block, part, origin, W);
+            ASSERT_NE(holders, 0u) << "part " << part << " is nowhere";
+            for (int rank = 0; rank < W; ++rank) {
+              const bool single_rank = pattern.kind == PatternKind::kSingle;
+              const bool expected = single_rank
+                                        ? rank == pattern.argument
+                                        : rank % c == (residue_class(block, c) + origin) % c &&
+                                              (!entries || group_reads(heads, parts, part, c, rank, W));
+              ASSERT_EQ(holds(holders, rank), expected) << "block " << block << " part " << part;
+              if (expected) stored[entries ? 0 : 1][static_cast<size_t>(rank)] += entries ? 64 * 32 : 64 * 8;
+            }
+            pages += rank_count_of(holders);
+          }
+          ASSERT_LE(pages, max_block_pages(geometry, W));
+        }
+        EXPECT_EQ(stored_bytes(geometry, {pattern, pattern}, kBlocks * 64, origin, W), stored);
+      }
+    }
+  }
+}
+
+TEST(Parts, EvenHeadsAreStoredOnceUnderEveryWidth) {
+  // 32 query heads over 8 KV heads: tp stores a W-th of the heads, dcp(W) of the tokens, dcp(c) what lies
+  // between; all a W-th of the bytes.
+  const CacheGeometry geometry{64, {StreamGeometry{16, 256, 8}, StreamGeometry{}}, 32};
+  for (int W : {1, 2, 4, 8}) {
+    EXPECT_EQ(max_block_pages(geometry, W), 8);
+    for (int c = 1; c <= W; c *= 2) {
+      EXPECT_EQ(held_parts(geometry, Stream::kEntries, striped(c), W - 1, W), (Range{8 - 8 * c / W, 8}));
+      EXPECT_DOUBLE_EQ(capacity_factor(geometry, {striped(c), striped(c)}, W), W);
+      for (const auto& of_rank : {0, W - 1}) {
+        EXPECT_EQ(stored_bytes(geometry, {striped(c), striped(c)}, 64 * 64, 0, W)[0][of_rank],
+                  64 * 64 * geometry.token_bytes() / W);
+      }
+    }
+  }
+  // Two KV heads on eight ranks: tp keeps four copies, dcp(4) one.
+  const CacheGeometry few{64, {StreamGeometry{16, 256, 2}, StreamGeometry{}}, 16};
+  EXPECT_DOUBLE_EQ(capacity_factor(few, {replicated(), replicated()}, 8), 2);
+  EXPECT_DOUBLE_EQ(capacity_factor(few, {striped(4), striped(4)}, 8), 8);
+}
+
+TEST(Parts, ImpossibleOnesAreRefused) {
+  const auto refused = [](int64_t heads, int parts) {
+    const auto result = validate(grouped(heads, parts));
+    return result ? std::string() : result.error().field + ": " + result.error().message;
+  };
+  EXPECT_EQ(refused(9, 3), "");
+  EXPECT_EQ(refused(64, 64), "");
+  EXPECT_EQ(refused(130, 65), "parts: 65 KV heads; a block has 1 to 64 parts");
+  EXPECT_EQ(refused(9, 0), "parts: 0 KV heads; a block has 1 to 64 parts");
+  EXPECT_EQ(refused(9, 4), "heads: 9 query heads are no multiple of 4 KV heads");
+}
+
 // ---- the table of facts (GB = 2^30) --------------------------------------------------------------------
 
 constexpr int64_t kTokens128k = 128'000;

@@ -88,16 +88,7 @@ void LocalEngine::take_plans() {
     for (const controlplane::Notice& one : decision.notices) notice(one);
     if (!decision.plan) return;
     for (const controlplane::TableWrite& write : decision.plan->table_writes) {
-      const auto table = workers_.control().table(write.table);
-      for (size_t i = 0; i < write.blocks.size(); ++i) {
-        auto& entry = table[static_cast<size_t>(write.first_block) + i];
-        for (int stream = 0; stream < kv::kStreams; ++stream) {
-          for (int rank = 0; rank < kMaxRanks; ++rank) {
-            entry.page[stream][rank] =
-                write.blocks[i].page[static_cast<size_t>(stream)][static_cast<size_t>(rank)];
-          }
-        }
-      }
+      workers_.control().write_table(write.table, write.first_block, write.pages);
       workers_.control().set_table_version(write.table, write.version);
     }
     plans_.push_back(daemon::encode_plan(*decision.plan));

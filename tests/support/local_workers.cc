@@ -47,6 +47,7 @@ LocalWorkers::LocalWorkers(const LocalModel& model, const LocalOptions& options)
   kv::ControlLimits limits;
   limits.rank_count = options.rank_count;
   limits.block_tokens = options.block_tokens;
+  limits.parts = geometry_.parts();
   limits.table_count = options.table_count;
   limits.table_blocks = options.table_blocks;
   limits.max_samples = options.max_step_rows;

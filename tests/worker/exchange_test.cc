@@ -30,7 +30,7 @@ kv::ControlLimits limits(int ranks) {
   kv::ControlLimits limits;
   limits.rank_count = ranks;
   limits.block_tokens = 8;
-  limits.table_count = limits.table_blocks = limits.max_samples = 1;
+  limits.parts = limits.table_count = limits.table_blocks = limits.max_samples = 1;
   limits.plan_bytes_max = limits.result_bytes_max = 64;
   return limits;
 }

@@ -28,12 +28,10 @@ kv::CostModel cost_model(const LocalModel& model, int ranks, DType cache_dtype) 
   out.geometry = settings.geometry();
   out.layers = count(description.layers());
   out.dense_layers = count(description.dense_layers());
-  out.heads = count(description.heads());
   out.hidden = count(description.hidden());
   out.vocabulary = count(description.vocabulary());
-  out.query_width = count(description.query_width());
-  out.query_bytes = static_cast<int64_t>(dtype_bytes(cache_dtype));
-  out.latent_width = count(description.latent_width());
+  out.query_bytes = count(description.query_bytes());
+  out.value_width = count(description.value_width());
   out.index_topk = count(description.index_topk());
   out.dense_segments = description.dense_segments();
   out.moe_segments = description.moe_segments();
@@ -71,16 +69,18 @@ std::vector<Way> all_ways(int ranks) {
 }
 
 void write_table(LocalWorkers& workers, const kv::CostSpan& span, int ranks) {
-  auto table = workers.control().table(TableId{0});
-  for (uint32_t block = 0; block < table.size(); ++block) {
-    const kv::Pattern patterns[] = {span.residency.entries, span.residency.index_keys};
-    for (size_t stream = 0; stream < kv::kStreams; ++stream) {
-      const RankMask holders = kv::pattern_holders(patterns[stream], block, span.origin, ranks);
-      for (int rank = 0; rank < kMaxRanks; ++rank) {
-        table[block].page[stream][rank] = holds(holders, rank) ? PageId{block} : kNoPage;
-      }
+  const kv::CacheGeometry& geometry = workers.geometry();
+  std::vector<PageId> pages;
+  for (int64_t block = 0; block < workers.options().table_blocks; ++block) {
+    for (int part = 0; part < geometry.parts(); ++part) {
+      const RankMask holders = kv::part_holders(geometry, span.residency, block, part, span.origin, ranks);
+      const int in_stream = part - geometry.first_part(geometry.stream_of(part));
+      const PageId page{
+          static_cast<uint32_t>(block * geometry.stream(geometry.stream_of(part)).parts + in_stream)};
+      for (int rank = 0; rank < ranks; ++rank) pages.push_back(holds(holders, rank) ? page : kNoPage);
     }
   }
+  workers.control().write_table(TableId{0}, 0, pages);
   workers.control().set_table_version(TableId{0}, 1);
 }
 

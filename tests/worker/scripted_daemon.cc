@@ -82,6 +82,7 @@ void ScriptedDaemon::make_arenas() {
   limits.table_count = 2;
   limits.table_blocks = kBlocks;
   limits.max_samples = 4;
+  limits.parts = description_.index_layers() > 0 ? 2 : 1;
   limits.plan_bytes_max = 1 << 16;
   limits.result_bytes_max = 1 << 16;
   const auto pool = static_cast<size_t>(kBlocks * kBlockTokens) *
@@ -98,12 +99,11 @@ void ScriptedDaemon::make_arenas() {
   event_ = kv::Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   auto mapping = kv::Mapping::map(memory_[0].get(), memory_bytes_[0]).value();
   control_ = std::make_unique<kv::ControlArena>(kv::ControlArena::format(std::move(mapping), limits).value());
-  auto table = control_->table(TableId{0});
-  for (uint32_t block = 0; block < table.size(); ++block) {
-    for (auto& pages : table[block].page) {
-      for (int rank = 0; rank < kMaxRanks; ++rank) pages[rank] = rank < rank_count_ ? PageId{block} : kNoPage;
-    }
+  std::vector<PageId> pages;
+  for (uint32_t block = 0; block < kBlocks; ++block) {
+    pages.insert(pages.end(), static_cast<size_t>(limits.parts * rank_count_), PageId{block});
   }
+  control_->write_table(TableId{0}, 0, pages);
   control_->set_table_version(TableId{0}, 1);
 }
 

@@ -103,8 +103,9 @@ TEST(WorkerProcess, DescribesTheModel) {
   EXPECT_EQ(model.entry_bytes(), (32u + 8u) * 4);
   EXPECT_EQ(model.index_key_bytes(), 16u * 4);
   EXPECT_EQ(model.index_topk(), 16u);
-  EXPECT_EQ(model.query_width(), 40u);
-  EXPECT_EQ(model.latent_width(), 32u);
+  EXPECT_EQ(model.query_bytes(), 40u * 4);
+  EXPECT_EQ(model.value_width(), 32u);
+  EXPECT_EQ(model.entry_parts(), 1u);
   EXPECT_EQ(model.dense_layers(), 1u);
   EXPECT_EQ(model.weight_dtype(), wire::DTYPE_F32);
   EXPECT_EQ(model.dense_segments(), 0b10100100u);  // three units of 64 columns over eight segments

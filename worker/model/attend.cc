@@ -30,7 +30,7 @@ class Touched {
   std::vector<uint8_t> marks_;
 };
 
-// Entries of one span by shard: the view's lists moved to the layer.
+// Entries of one span, part and layer by shard, beside the view's positions.
 using LayerLists = std::array<std::vector<const void*>, kv::kShards>;
 
 void list_dense(const CacheView& view, const LayerLists& lists, int64_t position, RowEntries& out) {
@@ -41,7 +41,7 @@ void list_dense(const CacheView& view, const LayerLists& lists, int64_t position
   }
 }
 
-void list_selected(const StepState& state, const CacheView& view, int64_t layer_offset, int64_t home,
+void list_selected(const StepState& state, const CacheView::Part& view, int64_t layer_offset, int64_t home,
                    Touched* touched, RowEntries& out) {
   const int64_t P = state.setup.block_tokens;
   const int64_t bytes = state.geometry.stream(kv::Stream::kEntries).bytes_per_token;
@@ -49,7 +49,7 @@ void list_selected(const StepState& state, const CacheView& view, int64_t layer_
   const int32_t n = state.selected_count[static_cast<size_t>(home)];
   std::array<int64_t, kv::kShards + 1> begin{};
   auto shard_at = [&](int32_t i) { return static_cast<size_t>(kv::canonical_shard(selected[i] / P)); };
-  auto page_at = [&](int32_t i) { return view.entry_page[static_cast<size_t>(selected[i] / P)]; };
+  auto page_at = [&](int32_t i) { return view.page[static_cast<size_t>(selected[i] / P)]; };
   for (int32_t i = 0; i < n; ++i) {
     if (page_at(i) != nullptr) ++begin[shard_at(i) + 1];
   }
@@ -63,48 +63,43 @@ void list_selected(const StepState& state, const CacheView& view, int64_t layer_
     const std::byte* page = page_at(i);
     if (page == nullptr) continue;
     out.storage[static_cast<size_t>(begin[shard_at(i)]++)] = page + layer_offset + (selected[i] % P) * bytes;
-    if (touched != nullptr && view.entry_remote[static_cast<size_t>(selected[i] / P)])
-      touched->mark(selected[i]);
+    if (touched != nullptr && view.remote[static_cast<size_t>(selected[i] / P)]) touched->mark(selected[i]);
   }
 }
 
 // Dense rows read everything up to the last of them.
-void mark_dense(const StepState& state, const CacheView& view, int64_t last_position, Touched& touched) {
+void mark_dense(const StepState& state, const CacheView::Part& view, int64_t last_position,
+                Touched& touched) {
   const int64_t P = state.setup.block_tokens;
   for (int64_t position = 0; position <= last_position; ++position) {
-    if (view.entry_remote[static_cast<size_t>(position / P)]) touched.mark(position);
+    if (view.remote[static_cast<size_t>(position / P)]) touched.mark(position);
   }
 }
 
-bool has_remote(const CacheView& view) {
-  return std::any_of(view.entry_remote.begin(), view.entry_remote.end(), [](uint8_t r) { return r != 0; });
+bool has_remote(const CacheView::Part& view) {
+  return std::any_of(view.remote.begin(), view.remote.end(), [](uint8_t r) { return r != 0; });
 }
 
-// The jobs of one span: its lists are built once, its rows go through in batches so that partials stay
-// bounded.
+// The jobs of one span and part: its lists are built once, its rows go through in batches so that partials
+// stay bounded.
 class SpanJobs {
  public:
   SpanJobs(StepState& state, int64_t layer, int span, std::span<const AttendJob> jobs)
       : state_(state),
         span_(span),
         view_(state.views[static_cast<size_t>(span)]),
+        part_(view_.entries[static_cast<size_t>(jobs.front().part)]),
         jobs_(jobs),
         words_(kernels::partial_words(state.config.latent)),
         layer_offset_(layer * state.geometry.layer_bytes(kv::Stream::kEntries)),
-        remote_(has_remote(view_)) {
+        remote_(has_remote(part_)) {
     int64_t heads_max = 1;
     for (const AttendJob& job : jobs_) {
       heads_max = std::max(heads_max, job.heads);
       if (dense(job)) dense_position_ = std::max(dense_position_, position(job));
     }
     shard_words_ = heads_max * words_;
-    if (dense_position_ >= 0) {
-      for (size_t shard = 0; shard < kv::kShards; ++shard) {
-        lists_[shard].reserve(view_.shard_entries[shard].size());
-        for (const std::byte* entry : view_.shard_entries[shard])
-          lists_[shard].push_back(entry + layer_offset_);
-      }
-    }
+    if (dense_position_ >= 0) list_layer();
     if (remote_) touched_.reset(state_.layout.spans()[static_cast<size_t>(span_)].end());
   }
 
@@ -121,7 +116,7 @@ class SpanJobs {
       merge_shards(jobs, partials.data());
     }
     if (!remote_) return;
-    mark_dense(state_, view_, dense_position_, touched_);
+    mark_dense(state_, part_, dense_position_, touched_);
     state_.count(span_, kv::CrossKind::kEntries,
                  touched_.count() * state_.geometry.stream(kv::Stream::kEntries).bytes_per_token);
   }
@@ -132,6 +127,24 @@ class SpanJobs {
     return state_.home()[static_cast<size_t>(job.home)].position;
   }
 
+  // Blocks ascending, as the view's positions are.
+  void list_layer() {
+    const int64_t bytes = state_.geometry.stream(kv::Stream::kEntries).bytes_per_token;
+    const int64_t P = state_.setup.block_tokens;
+    const int64_t end = state_.layout.spans()[static_cast<size_t>(span_)].end();
+    for (size_t shard = 0; shard < kv::kShards; ++shard) {
+      lists_[shard].reserve(view_.shard_positions[shard].size());
+    }
+    for (int64_t block = 0; block < std::ssize(part_.page); ++block) {
+      const std::byte* page = part_.page[static_cast<size_t>(block)];
+      if (page == nullptr) continue;
+      auto& list = lists_[static_cast<size_t>(kv::canonical_shard(block))];
+      for (int64_t slot = 0; slot < std::min(P, end - block * P); ++slot) {
+        list.push_back(page + layer_offset_ + slot * bytes);
+      }
+    }
+  }
+
   void list_entries(std::span<const AttendJob> jobs, RowEntries* rows) {
     for_rows(state_.parallel, std::ssize(jobs), 4, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
@@ -139,7 +152,7 @@ class SpanJobs {
         if (dense(job)) {
           list_dense(view_, lists_, position(job), rows[i]);
         } else {
-          list_selected(state_, view_, layer_offset_, job.home, remote_ ? &touched_ : nullptr, rows[i]);
+          list_selected(state_, part_, layer_offset_, job.home, remote_ ? &touched_ : nullptr, rows[i]);
         }
       }
     });
@@ -208,6 +221,7 @@ class SpanJobs {
   StepState& state_;
   const int span_;
   const CacheView& view_;
+  const CacheView::Part& part_;
   const std::span<const AttendJob> jobs_;
   const int64_t words_;  // of a partial
   const int64_t layer_offset_;
@@ -224,8 +238,11 @@ void attend(StepState& state, int64_t layer, std::span<const AttendJob> jobs) {
   const auto span_of = [&](const AttendJob& job) { return state.home()[static_cast<size_t>(job.home)].span; };
   while (!jobs.empty()) {
     const int span = span_of(jobs.front());
+    const auto same = [&](const AttendJob& job) {
+      return span_of(job) == span && job.part == jobs.front().part;
+    };
     size_t count = 1;
-    while (count < jobs.size() && span_of(jobs[count]) == span) ++count;
+    while (count < jobs.size() && same(jobs[count])) ++count;
     SpanJobs(state, layer, span, jobs.first(count)).run();
     jobs = jobs.subspan(count);
   }

@@ -116,7 +116,7 @@ void AttentionPhase::Work::project(int64_t layer) {
                     config.rope_layout);
     }
   });
-  store_entries(state, layer, kv_row.data());
+  store_entries(state, layer, {0, 0, n, kv_row.data(), width});
 
   if (config.layers[static_cast<size_t>(layer)].indexer == Indexer::kFull) {
     index_projections(w, index_layer_of(layer), h.data(), q_in);

@@ -293,8 +293,9 @@ kv::CacheGeometry ModelConfig::cache_geometry(DType cache_dtype, int64_t block_t
   const auto element = static_cast<int64_t>(dtype_bytes(cache_dtype));
   kv::CacheGeometry out;
   out.block_tokens = block_tokens;
+  out.heads = heads;
   out.streams[static_cast<size_t>(kv::Stream::kEntries)] = {static_cast<int64_t>(layers.size()),
-                                                            entry_width() * element};
+                                                            entry_width() * element, kv_heads};
   out.streams[static_cast<size_t>(kv::Stream::kIndexKeys)] = {
       index_layers(), index_layers() == 0 ? 0 : index_width * element};
   return out;

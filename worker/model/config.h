@@ -36,6 +36,8 @@ struct ModelConfig {
   float rms_eps = 1e-6f;
   float latent_eps = 1e-6f;  // q_a_layernorm and kv_a_layernorm
 
+  int kv_heads = 1;  // parts of the entries: heads that share K and V read the same one; 1 with MLA
+
   // MLA
   int64_t q_lora_rank = 0;                // 0: plain q_proj
   int64_t latent = 0;                     // kv_lora_rank
@@ -59,7 +61,7 @@ struct ModelConfig {
 
   std::vector<uint32_t> eos_tokens;
 
-  int64_t entry_width() const { return latent + rope; }
+  int64_t entry_width() const { return latent + rope; }  // of one part
   int64_t index_layers() const;
   kv::CacheGeometry cache_geometry(DType cache_dtype, int64_t block_tokens) const;
 };

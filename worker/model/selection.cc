@@ -41,12 +41,12 @@ void Selection::select(const SpanRoute& span, int64_t first_home, int64_t count,
   const int64_t seen = positions_.back() + 1;
   keys_.clear();
   for (int64_t block = 0; block * P < seen; ++block) {
-    const std::byte* page = view.index_page[static_cast<size_t>(block)];
+    const std::byte* page = view.index_keys.page[static_cast<size_t>(block)];
     if (page == nullptr) continue;
     const int64_t valid = std::min(P, seen - block * P);
     keys_.push_back(
         {page + index_layer * state_.geometry.layer_bytes(kv::Stream::kIndexKeys), block * P, valid});
-    if (view.index_remote[static_cast<size_t>(block)]) {
+    if (view.index_keys.remote[static_cast<size_t>(block)]) {
       state_.count(span.index, kv::CrossKind::kIndexKeys, valid * key_bytes);
     }
   }

@@ -20,14 +20,18 @@ namespace weft::worker {
 
 // How this rank sees the cache of one span, for one step.
 struct CacheView {
-  // By block: the page's first byte in the pool this rank reads it from (nullptr where it does not read it),
-  // and whether that pool is another rank's. Entries are viewed under the span's grouping, index keys under
-  // index_c.
-  std::vector<const std::byte*> entry_page, index_page;
-  std::vector<uint8_t> entry_remote, index_remote;
-  // Positions read by this rank and their entries' first bytes (layer 0), by canonical shard, ascending.
+  // Of one part, by block: the page's first byte in the pool this rank reads it from (nullptr where it does
+  // not read it), and whether that pool is another rank's.
+  struct Part {
+    std::vector<const std::byte*> page;
+    std::vector<uint8_t> remote;
+  };
+  // Under the span's grouping. Whole rows read every part, wide rows those of their c-group; of the others
+  // there are no blocks here.
+  std::vector<Part> entries;
+  Part index_keys;  // under index_c
+  // Positions that this rank reads, of whichever part, by canonical shard, ascending.
   std::array<std::vector<int64_t>, kv::kShards> shard_positions;
-  std::array<std::vector<const std::byte*>, kv::kShards> shard_entries;
   bool used = false;
 };
 
@@ -59,6 +63,11 @@ struct StepState {
   const std::vector<HomeRow>& home() const { return layout.home(rank); }
   int64_t home_count() const { return static_cast<int64_t>(home().size()); }
   kv::Range own_heads() const { return kv::owned_heads(rank, rank_count, config.heads); }
+  // The parts of the entries that this rank reads and stores of a span's rows.
+  kv::Range parts_of(const SpanRoute& span) const {
+    return kv::held_parts(geometry, kv::Stream::kEntries,
+                          span.wide ? kv::striped(span.grouping.c) : kv::single(rank), rank, rank_count);
+  }
   const SpanRoute& span_of(const HomeRow& row) const { return layout.spans()[static_cast<size_t>(row.span)]; }
   void count(int span, kv::CrossKind kind, int64_t bytes) {
     crossed[static_cast<size_t>(span)][kind] += bytes;
