@@ -185,15 +185,13 @@ struct CacheGeometry {
 // Parts are 1 … kMaxParts and divide the query heads, else kInvalidArgument.
 Result<void> validate(const CacheGeometry& geometry);
 
-// ---- parts by rank
-// -----------------------------------------------------------------------------------------
+// ---- parts by rank --------------------------------------------------------------------------------------
 //
 // A c-group is c consecutive ranks [first, first + c). Its query heads are those of its members' segments
-// (owned_heads), its parts the KV heads that these read. A stream of one part is read by every query head,
-// and every group has it, also ranks that own no head. Under striped(c) (replicated is c = 1) rank r stores
-// of the blocks of its residue class the parts of its c-group; under single(r) rank r stores all parts. So tp
-// stores W-th of the heads of every token, dcp(W) all heads of a W-th of the tokens, dcp(c) what lies
-// between.
+// (owned_heads), its parts the KV heads that these read. A stream of one part belongs to every group, also to
+// ranks that own no head. Under striped(c) (replicated is c = 1) a rank stores, of the blocks of its residue
+// class, the parts of its c-group; under single(r) rank r stores all parts. So tp stores 1/W of the heads of
+// every token, dcp(W) all heads of 1/W of the tokens, dcp(c) what lies between.
 
 // The parts that `rank` reads and stores of the blocks that a pattern gives it, counted within the stream.
 Range held_parts(const CacheGeometry& geometry, Stream stream, Pattern pattern, int rank, int rank_count);
