@@ -1,0 +1,67 @@
+// Goal: pools and tables are sized from the model's parts; parts that cannot be are refused by name.
+#include "daemon/sizing.h"
+
+#include <gtest/gtest.h>
+
+#include "kv/page_pool.h"
+
+namespace weft::daemon {
+namespace {
+
+Options four_workers() {
+  Options options;
+  options.workers = 4;
+  options.pool_tokens = 64 * 100;
+  return options;
+}
+
+// 28 layers, 24 query heads over `parts` KV heads; K ‖ V of 128 in bf16. No indexer.
+wire::ModelDescription model_of(uint32_t parts) {
+  wire::ModelDescription model;
+  model.set_layers(28);
+  model.set_heads(24);
+  model.set_entry_bytes(512);
+  model.set_entry_parts(parts);
+  model.set_max_context(131'072);
+  return model;
+}
+
+TEST(Sizing, PoolsHoldAllPartsOfTheirTokens) {
+  const Sizing one = size_everything(four_workers(), model_of(1)).value();
+  const Sizing eight = size_everything(four_workers(), model_of(8)).value();
+  EXPECT_EQ(one.arenas.pool_pages[0].entries, 100);
+  EXPECT_EQ(eight.arenas.pool_pages[0].entries, 800);
+  EXPECT_EQ(eight.arenas.pool_pages[0].index_keys, 0);
+  EXPECT_EQ(kv::pool_tokens(eight.limits.geometry, 800), 6400);
+  EXPECT_EQ(kv::pool_bytes(eight.limits.geometry, eight.arenas.pool_pages[3]), 6400u * 28 * 512 * 8);
+  EXPECT_EQ(eight.limits.pages(kv::Stream::kEntries, 3), 800);
+  // The same room, given in bytes.
+  Options bytes = four_workers();
+  bytes.pool_tokens = 0;
+  bytes.pool_bytes = int64_t{6400} * 28 * 512 * 8 + 1;
+  EXPECT_EQ(size_everything(bytes, model_of(8)).value().arenas.pool_pages[0].entries, 800);
+}
+
+TEST(Sizing, TablesAndPlansGrowWithThePagesOfABlock) {
+  const Sizing one = size_everything(four_workers(), model_of(1)).value();
+  const Sizing eight = size_everything(four_workers(), model_of(8)).value();
+  EXPECT_EQ(one.arenas.control.parts, 1);
+  EXPECT_EQ(eight.arenas.control.parts, 8);
+  // Four ranks, each with a copy of the one part, or with two of eight parts.
+  EXPECT_EQ(one.limits.max_copies(), one.limits.table_blocks() * 4);
+  EXPECT_EQ(eight.limits.max_copies(), eight.limits.table_blocks() * 8);
+}
+
+TEST(Sizing, ImpossiblePartsAreRefused) {
+  const auto refused = [](uint32_t parts) {
+    const auto sizing = size_everything(four_workers(), model_of(parts));
+    return sizing ? std::string() : sizing.error().message;
+  };
+  EXPECT_EQ(refused(12), "");
+  EXPECT_EQ(refused(0), "0 KV heads; a block has 1 to 64 parts");
+  EXPECT_EQ(refused(96), "96 KV heads; a block has 1 to 64 parts");
+  EXPECT_EQ(refused(5), "24 query heads are no multiple of 5 KV heads");
+}
+
+}  // namespace
+}  // namespace weft::daemon
