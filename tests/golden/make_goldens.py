@@ -323,12 +323,11 @@ def padded(rows, width):
     return out
 
 
-def make_family(name, folder):
-    c = FAMILIES[name]
+def make_family(name, folder, c, make, model_class, with_long_text):
     rng = np.random.default_rng(sum(map(ord, name)))
-    weights = make_weights(c, rng)
+    weights = make(c, rng)
     write_checkpoint(folder, c, weights)
-    model = Model(c, weights)
+    model = model_class(c, weights)
     hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     assert sum(p.numel() for p in hf.parameters()) == sum(
         v.size for k, v in weights.items() if "e_score_correction_bias" not in k), "transformers left weights out"
@@ -359,7 +358,7 @@ def make_family(name, folder):
                             max_new_tokens=GREEDY, eos_token_id=None, pad_token_id=0)[0, len(short):].numpy()
     assert (generated == continuation).all(), "generate() disagrees"
 
-    if name != "deepseek_v3_plain":
+    if with_long_text:
         long = text_with_gaps(model, LONG, rng)
         out["long.tokens"] = long.astype(np.int32)
         out["long.logits.full"], hooks = run_full(hf, long)
@@ -379,22 +378,24 @@ def same(fresh, committed):
             assert open(a, "rb").read() == open(b, "rb").read(), f"{b} differs"
 
 
-def main():
+def main(families, make, model_class, long_texts):
+    """make(config, generator) gives the weights, model_class(config, weights) the reference."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", choices=FAMILIES)
+    parser.add_argument("--only", choices=families)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     heed_moe_layer_freq()
-    for name in [options.only] if options.only else FAMILIES:
+    for name in [options.only] if options.only else families:
         committed = os.path.join(HERE, name)
+        family = (families[name], make, model_class, name in long_texts)
         if not options.check:
-            make_family(name, committed)
+            make_family(name, committed, *family)
             continue
         with tempfile.TemporaryDirectory() as fresh:
-            make_family(name, fresh)
+            make_family(name, fresh, *family)
             same(fresh, committed)
 
 
 if __name__ == "__main__":
-    main()
+    main(FAMILIES, make_weights, Model, set(FAMILIES) - {"deepseek_v3_plain"})
