@@ -22,9 +22,9 @@ size_t outbox_bytes(const ModelConfig& config, DType cache_dtype, int rank_count
   }
   const int64_t rows = max_step_rows;
   const int64_t entries =
-      rows * heads_max * config.entry_width() * static_cast<int64_t>(dtype_bytes(cache_dtype)) +
+      rows * heads_max * config.key_width() * static_cast<int64_t>(dtype_bytes(cache_dtype)) +
       rows * (4 + 8 * config.index_topk) + 128;
-  const int64_t partials = rows * config.heads * kernels::partial_words(config.latent) * 4;
+  const int64_t partials = rows * config.heads * kernels::partial_words(config.value_width()) * 4;
   const int64_t attention_sums = (nodes_max + 1) * rows * config.hidden * 4;
   const int64_t feed_forward_sums = nodes_max * rows * config.hidden * 4;
   const int64_t head = kHeadBatch * std::max(config.hidden, slice_max) * 4;

@@ -131,7 +131,7 @@ EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config
   const int64_t heads = kv::owned_heads(from, layout.rank_count(), config.heads).size();
   EntriesOutbox out;
   size_t at =
-      static_cast<size_t>(layout.dcp_count() * heads * config.entry_width()) * dtype_bytes(cache_dtype);
+      static_cast<size_t>(layout.dcp_count() * heads * config.key_width()) * dtype_bytes(cache_dtype);
   out.counts = at = static_cast<size_t>(round_up(static_cast<int64_t>(at), 64));
   at += static_cast<size_t>(layout.split_count()) * sizeof(int32_t);
   out.candidates = at = static_cast<size_t>(round_up(static_cast<int64_t>(at), 64));
@@ -142,7 +142,7 @@ EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config
 
 size_t partials_offset(const StepLayout& layout, const ModelConfig& config, const SpanRoute& span, int from,
                        int to) {
-  const int64_t words = kernels::partial_words(config.latent);
+  const int64_t words = kernels::partial_words(config.value_width());
   int64_t at = 0;
   for (const SpanRoute& other : layout.spans()) {
     if (!other.dcp()) continue;

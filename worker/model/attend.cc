@@ -90,7 +90,7 @@ class SpanJobs {
         view_(state.views[static_cast<size_t>(span)]),
         part_(view_.entries[static_cast<size_t>(jobs.front().part)]),
         jobs_(jobs),
-        words_(kernels::partial_words(state.config.latent)),
+        words_(kernels::partial_words(state.config.value_width())),
         layer_offset_(layer * state.geometry.layer_bytes(kv::Stream::kEntries)),
         remote_(has_remote(part_)) {
     int64_t heads_max = 1;
@@ -190,9 +190,9 @@ class SpanJobs {
                         partials + ((first + i) * kv::kShards + static_cast<int64_t>(shard)) * shard_words_});
       }
       kernels::attend({.dtype = state_.setup.cache_dtype,
-                       .shape = {config.entry_width(), 0, config.latent},
+                       .shape = config.entry_shape(),
                        .heads = call.front().heads,
-                       .query_stride = config.entry_width(),
+                       .query_stride = config.key_width(),
                        .rows = list,
                        .entries = rows[first + std::ssize(call) - 1].list[shard],
                        .scale_log2 = config.scale * std::numbers::log2e_v<float>});
@@ -201,15 +201,15 @@ class SpanJobs {
 
   // The shards of each job down the tree, to where the job wants the result.
   void merge_shards(std::span<const AttendJob> jobs, float* partials) {
-    const int64_t latent = state_.config.latent;
+    const int64_t width = state_.config.value_width();
     for_rows(state_.parallel, std::ssize(jobs), 4, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
         const AttendJob& job = jobs[static_cast<size_t>(i)];
         float* row = partials + i * kv::kShards * shard_words_;
         for (int64_t head = 0; head < job.heads; ++head) {
           float* partial = row + head * words_;
-          kernels::merge_partials(partial, kv::kShards, shard_words_, latent);
-          if (job.finished != nullptr) kernels::finish_partial(partial, latent, job.finished + head * latent);
+          kernels::merge_partials(partial, kv::kShards, shard_words_, width);
+          if (job.finished != nullptr) kernels::finish_partial(partial, width, job.finished + head * width);
         }
         if (job.partials != nullptr) {
           std::memcpy(job.partials, row, static_cast<size_t>(job.heads * words_) * sizeof(float));

@@ -1,8 +1,9 @@
 // The attention half of a layer on one rank: from the residual of its home rows to the residual after o_proj.
 //
-// Absorbed MLA in every phase. Owned rows and rows of dp groups are whole: all heads, all shards, nothing
-// sent. Wide rows compute this rank's head slice; under dcp the queries of the c-group come in, partials of
-// own shards go out, and the owner of each head slice merges.
+// One path for every phase and kind of attention (attention_ends.h has what differs). Owned rows and rows of
+// dp groups are whole: all heads, all shards, nothing sent. Wide rows compute this rank's head slice; under
+// dcp the queries of the c-group come in, partials of own shards go out, and the owner of each head slice
+// merges.
 #pragma once
 
 #include <memory>

@@ -28,22 +28,54 @@ constexpr int64_t kExpertsOfAllLayersMax = int64_t{1} << 17;
 constexpr int64_t kVocabularyMax = int64_t{1} << 24;
 constexpr int64_t kContextMax = int64_t{1} << 30;
 
+// The router, and which fields speak of it.
+enum class Experts : uint8_t {
+  kNone,       // every layer is dense
+  kCorrected,  // noaux_tc: sigmoid with a correction bias
+  kSoftmax,    // greedy or group_limited_greedy
+  kQwen,       // softmax, no groups, no shared expert, fields of its own
+};
+
 // What a model_type fixes beside what its config.json says.
 struct Family {
   const char* model_type;
+  AttentionKind attention = AttentionKind::kMla;
   bool has_indexer = false;
   bool index_interleaved = false;  // unless config.json says otherwise
-  // Router: sigmoid with a correction bias (noaux_tc), or softmax without (greedy, group_limited_greedy).
-  bool softmax_router = false;
+  Experts experts = Experts::kCorrected;
   std::optional<int64_t> dense_layers = {};  // where config.json neither counts nor lists them
+  // Grouped queries.
+  bool normed_heads = false;          // always, whatever config.json says
+  bool qkv_bias = false;              // always
+  bool attention_bias_is_all = true;  // attention_bias speaks of o_proj, too
+  double rotary_share = 1;            // where config.json does not say
 };
 
 constexpr Family kFamilies[] = {
-    {.model_type = "deepseek_v2", .softmax_router = true},
+    {.model_type = "deepseek_v2", .experts = Experts::kSoftmax},
     {.model_type = "deepseek_v3"},
     {.model_type = "deepseek_v32", .has_indexer = true},
+    {.model_type = "glm4_moe",
+     .attention = AttentionKind::kGrouped,
+     .dense_layers = 1,
+     .attention_bias_is_all = false,
+     .rotary_share = 0.5},
     {.model_type = "glm4_moe_lite", .dense_layers = 1},
     {.model_type = "glm_moe_dsa", .has_indexer = true, .index_interleaved = true},
+    {.model_type = "llama", .attention = AttentionKind::kGrouped, .experts = Experts::kNone},
+    {.model_type = "qwen2",
+     .attention = AttentionKind::kGrouped,
+     .experts = Experts::kNone,
+     .qkv_bias = true,
+     .attention_bias_is_all = false},
+    {.model_type = "qwen3",
+     .attention = AttentionKind::kGrouped,
+     .experts = Experts::kNone,
+     .normed_heads = true},
+    {.model_type = "qwen3_moe",
+     .attention = AttentionKind::kGrouped,
+     .experts = Experts::kQwen,
+     .normed_heads = true},
 };
 
 const Family* read_family(FieldReader& f, ModelConfig& c) {
@@ -69,6 +101,10 @@ void read_sizes(FieldReader& f, ModelConfig& c) {
   c.rms_eps = static_cast<float>(f.number("rms_norm_eps", 1e-12, 1.0));
 }
 
+void refuse(FieldReader& f, bool present, const char* field, const std::string& what) {
+  if (present) f.fail(field, what + " is not served", ErrorCode::kUnsupported);
+}
+
 void read_mla(FieldReader& f, ModelConfig& c) {
   c.q_lora_rank = f.integer("q_lora_rank", 1, kWidthMax, 0);
   c.latent = f.integer("kv_lora_rank", 1, kWidthMax);
@@ -82,14 +118,53 @@ void read_mla(FieldReader& f, ModelConfig& c) {
   }
   c.rope_layout = f.boolean("rope_interleave", true) ? kernels::RopeLayout::kInterleaved
                                                      : kernels::RopeLayout::kHalfSplit;
+  if (read_rotary_share(f, 1.0) != 1.0) {
+    f.fail("partial_rotary_factor", "below 1 is not served", ErrorCode::kUnsupported);
+  }
+  refuse(f, f.boolean("attention_bias", false), "attention_bias", "true");
   Rope rope = read_rope(f, c.rope, c.max_context);
   c.inverse_frequency = std::move(rope.inverse_frequency);
   c.rope_factor = rope.factor;
   c.scale = static_cast<float>(rope.score_growth / std::sqrt(static_cast<double>(c.nope + c.rope)));
 }
 
-void refuse(FieldReader& f, bool present, const char* field, const std::string& what) {
-  if (present) f.fail(field, what + " is not served", ErrorCode::kUnsupported);
+// Layers whose rows see the last so many keys only are refused; a window that no layer uses is fine.
+void refuse_windows(FieldReader& f, const ModelConfig& c) {
+  constexpr const char* kField = "use_sliding_window";
+  if (f.has("layer_types")) {
+    for (const std::string& kind : f.texts("layer_types")) {
+      refuse(f, kind != "full_attention", "layer_types", "'" + kind + "'");
+    }
+  } else if (f.boolean(kField, false) && f.has("sliding_window")) {
+    const auto layers = static_cast<int64_t>(c.layers.size());
+    refuse(f, f.integer("max_window_layers", 0, kLayersMax, 0) < layers, kField, "true");
+  }
+}
+
+void read_grouped(FieldReader& f, ModelConfig& c, const Family& family) {
+  c.attention = AttentionKind::kGrouped;
+  c.kv_heads = static_cast<int>(f.integer("num_key_value_heads", 1, kv::kMaxParts, c.heads));
+  if (!f.failed() && c.heads % c.kv_heads != 0) {
+    f.fail("num_key_value_heads", "must divide num_attention_heads, " + std::to_string(c.heads));
+  }
+  if (!f.has("head_dim") && c.hidden % c.heads != 0) {
+    f.fail("hidden_size", "must be a multiple of num_attention_heads, for there is no head_dim");
+  }
+  c.value = c.head_width = f.integer("head_dim", 1, kWidthMax, c.hidden / c.heads);
+  c.rope =
+      static_cast<int64_t>(static_cast<double>(c.head_width) * read_rotary_share(f, family.rotary_share));
+  if (c.rope % 2 != 0) f.fail("head_dim", "an even number of dimensions must turn");
+  c.rope_layout = kernels::RopeLayout::kHalfSplit;
+  c.normed_heads = family.normed_heads || f.boolean("use_qk_norm", false);
+  const bool bias = f.boolean("attention_bias", false);
+  c.qkv_bias = family.qkv_bias || bias;
+  c.output_bias = family.attention_bias_is_all && bias;
+  refuse_windows(f, c);
+  if (f.failed()) return;
+  Rope rope = read_rope(f, c.rope, c.max_context);
+  c.inverse_frequency = std::move(rope.inverse_frequency);
+  c.rope_factor = rope.factor;
+  c.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.head_width)));
 }
 
 // The text of a field that must hold one of `served`; the first of them if it is missing.
@@ -106,8 +181,6 @@ std::string refuse_other_than(FieldReader& f, const char* field, std::initialize
 
 void refuse_unsupported(FieldReader& f) {
   refuse(f, f.has("quantization_config"), "quantization_config", "a quantised checkpoint");
-  refuse(f, f.boolean("attention_bias", false), "attention_bias", "true");
-  refuse(f, f.boolean("mlp_bias", false), "mlp_bias", "true");
   refuse_other_than(f, "hidden_act", {"silu"});
 }
 
@@ -125,7 +198,17 @@ void read_dtype(FieldReader& f, ModelConfig& c) {
 
 // ---- feed-forward -----------------------------------------------------------------------------------
 
+void read_qwen_layer_kinds(FieldReader& f, ModelConfig& c) {
+  const int64_t every = f.integer("decoder_sparse_step", 1, kLayersMax, 1);
+  const std::vector<int64_t> dense = f.integers("mlp_only_layers", 0, kLayersMax);
+  for (int64_t layer = 0; layer < std::ssize(c.layers); ++layer) {
+    const bool moe = (layer + 1) % every == 0 && std::find(dense.begin(), dense.end(), layer) == dense.end();
+    c.layers[static_cast<size_t>(layer)].feed_forward = moe ? FeedForward::kMoe : FeedForward::kDense;
+  }
+}
+
 void read_layer_kinds(FieldReader& f, ModelConfig& c, const Family& family) {
+  if (family.experts == Experts::kNone) return;  // all dense
   const auto count = static_cast<int64_t>(c.layers.size());
   if (f.has("mlp_layer_types")) {
     const std::vector<std::string> kinds = f.texts("mlp_layer_types");
@@ -142,6 +225,7 @@ void read_layer_kinds(FieldReader& f, ModelConfig& c, const Family& family) {
     }
     return;
   }
+  if (family.experts == Experts::kQwen) return read_qwen_layer_kinds(f, c);
   const int64_t first_moe = f.integer("first_k_dense_replace", 0, kLayersMax, family.dense_layers);
   const int64_t every = f.integer("moe_layer_freq", 1, kLayersMax, 1);
   for (int64_t layer = 0; layer < count; ++layer) {
@@ -152,11 +236,16 @@ void read_layer_kinds(FieldReader& f, ModelConfig& c, const Family& family) {
 
 // How the router scores experts, which groups it considers, and what weighs the chosen.
 void read_router(FieldReader& f, ModelConfig& c, const Family& family) {
-  c.expert_bias = !family.softmax_router;
+  c.expert_bias = family.experts == Experts::kCorrected;
+  if (family.experts == Experts::kQwen) {
+    c.expert_score = kernels::RouterScore::kSoftmax;
+    c.normalise_experts = f.boolean("norm_topk_prob", false);
+    return;
+  }
   c.expert_groups = f.integer("n_group", 1, kExpertsMax, 1);
   c.top_expert_groups = f.integer("topk_group", 1, kExpertsMax, 1);
   c.expert_scale = static_cast<float>(f.number("routed_scaling_factor", 1e-6, 1e6, 1.0));
-  if (!family.softmax_router) {
+  if (family.experts == Experts::kCorrected) {
     c.expert_score = kernels::RouterScore::kSigmoid;
     refuse_other_than(f, "scoring_func", {"sigmoid"});
     refuse_other_than(f, "topk_method", {"noaux_tc"});
@@ -174,15 +263,18 @@ void read_router(FieldReader& f, ModelConfig& c, const Family& family) {
 }
 
 void read_experts(FieldReader& f, ModelConfig& c, const Family& family) {
-  c.experts = f.integer("n_routed_experts", 2, kExpertsMax);
+  const bool qwen = family.experts == Experts::kQwen;
+  const char* count_field = !qwen                  ? "n_routed_experts"
+                            : f.has("num_experts") ? "num_experts"
+                                                   : "num_local_experts";
+  c.experts = f.integer(count_field, 2, kExpertsMax);
   c.experts_per_token = f.integer("num_experts_per_tok", 1, kExpertsMax);
   c.expert_width = f.integer("moe_intermediate_size", 1, kWidthMax);
-  c.shared_width = f.integer("n_shared_experts", 0, 64, 0) * c.expert_width;
+  if (!qwen) c.shared_width = f.integer("n_shared_experts", 0, 64, 0) * c.expert_width;
   read_router(f, c, family);
   if (f.failed()) return;
   if (c.experts * static_cast<int64_t>(c.layers.size()) > kExpertsOfAllLayersMax) {
-    f.fail("n_routed_experts",
-           "times num_hidden_layers must not exceed " + std::to_string(kExpertsOfAllLayersMax));
+    f.fail(count_field, "times num_hidden_layers must not exceed " + std::to_string(kExpertsOfAllLayersMax));
   }
   if (c.experts % c.expert_groups != 0) {
     f.fail("n_group", "must divide n_routed_experts, " + std::to_string(c.experts));
@@ -208,6 +300,8 @@ void read_feed_forward(FieldReader& f, ModelConfig& c, const Family& family) {
     (layer.feed_forward == FeedForward::kMoe ? moe : dense) = true;
   }
   if (dense) c.dense_width = f.integer("intermediate_size", 1, kWidthMax);
+  c.mlp_bias = f.boolean("mlp_bias", false);
+  refuse(f, moe && c.mlp_bias, "mlp_bias", "true, beside experts,");
   if (moe) read_experts(f, c, family);
 }
 
@@ -311,7 +405,7 @@ Result<ModelConfig> read_model_config(const std::string& folder) {
   read_sizes(f, c);
   read_dtype(f, c);
   if (f.failed()) return f.error();
-  read_mla(f, c);
+  family->attention == AttentionKind::kMla ? read_mla(f, c) : read_grouped(f, c, *family);
   if (f.failed()) return f.error();
   read_feed_forward(f, c, *family);
   if (family->has_indexer) read_indexer(f, c, family->index_interleaved);

@@ -1,13 +1,15 @@
 // What config.json says, checked and resolved: the one description that the builder reads.
 //
-// All families are one module: MLA, with an indexer or without, and a dense or MoE feed-forward
-// (worker/model/README.md says what each family chooses). Both spellings of a field that has two are read.
+// All families are one module: MLA, with an indexer or without, or grouped queries, and a dense or MoE
+// feed-forward (worker/model/README.md says what each family chooses). Both spellings of a field that has two
+// are read.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "kernels/attention.h"
 #include "kernels/elementwise.h"
 #include "kernels/router.h"
 #include "kv/layout.h"
@@ -16,6 +18,9 @@
 
 namespace weft::worker {
 
+// kMla: every head reads the same latent entry (absorbed). kGrouped: the heads of a group read K ‖ V of one
+// KV head.
+enum class AttentionKind : uint8_t { kMla, kGrouped };
 enum class FeedForward : uint8_t { kDense, kMoe };
 // kFull: the layer owns an indexer; kShared: it reuses the selection of the last full layer; kNone: dense
 // attention.
@@ -36,16 +41,24 @@ struct ModelConfig {
   float rms_eps = 1e-6f;
   float latent_eps = 1e-6f;  // q_a_layernorm and kv_a_layernorm
 
-  int kv_heads = 1;  // parts of the entries: heads that share K and V read the same one; 1 with MLA
-
-  // MLA
-  int64_t q_lora_rank = 0;                // 0: plain q_proj
-  int64_t latent = 0;                     // kv_lora_rank
-  int64_t nope = 0, rope = 0, value = 0;  // qk_nope_head_dim, qk_rope_head_dim, v_head_dim
-  float scale = 0;                        // α, with the YaRN square where it applies
+  AttentionKind attention = AttentionKind::kMla;
+  int kv_heads = 1;   // parts of the entries: heads that share K and V read the same one; 1 with MLA
+  int64_t rope = 0;   // width of the part of a query and key that turns
+  int64_t value = 0;  // what a head gives to o_proj
+  float scale = 0;    // α, with the YaRN square where it applies
   kernels::RopeLayout rope_layout = kernels::RopeLayout::kInterleaved;
   std::vector<double> inverse_frequency;  // [rope / 2], scaling applied
   double rope_factor = 1;                 // A: multiplies cosines and sines
+
+  // MLA: rope is qk_rope_head_dim, value is v_head_dim
+  int64_t q_lora_rank = 0;  // 0: plain q_proj
+  int64_t latent = 0;       // kv_lora_rank
+  int64_t nope = 0;         // qk_nope_head_dim
+
+  // Grouped queries: the first `rope` dimensions of a head turn; value is head_width
+  int64_t head_width = 0;     // of queries, keys and values
+  bool normed_heads = false;  // q_norm, k_norm: RMSNorm of each head before it turns
+  bool qkv_bias = false, output_bias = false;
 
   // Indexer
   int64_t index_heads = 0, index_width = 0, index_topk = 0;
@@ -57,11 +70,19 @@ struct ModelConfig {
   kernels::RouterScore expert_score = kernels::RouterScore::kSigmoid;
   bool expert_bias = true;  // e_score_correction_bias exists
   bool normalise_experts = true;
+  bool mlp_bias = false;  // of dense layers
   float expert_scale = 1;
 
   std::vector<uint32_t> eos_tokens;
 
-  int64_t entry_width() const { return latent + rope; }  // of one part
+  // Elements of a query head and of the value part of an entry, and where key and value are in one.
+  int64_t key_width() const { return attention == AttentionKind::kMla ? latent + rope : head_width; }
+  int64_t value_width() const { return attention == AttentionKind::kMla ? latent : head_width; }
+  kernels::EntryShape entry_shape() const {
+    return {key_width(), attention == AttentionKind::kMla ? 0 : head_width, value_width()};
+  }
+  int64_t entry_width() const { return entry_shape().width(); }  // of one part
+  int64_t group_heads() const { return heads / kv_heads; }       // query heads that read one part
   int64_t index_layers() const;
   kv::CacheGeometry cache_geometry(DType cache_dtype, int64_t block_tokens) const;
 };

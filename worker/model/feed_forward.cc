@@ -50,6 +50,10 @@ struct FeedForwardPhase::Work {
     kernels::gemm(columns(mlp.gate, range, x, d, rows, g), state.parallel);
     kernels::gemm(columns(mlp.up, range, x, d, rows, u), state.parallel);
     for_rows(state.parallel, rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end && mlp.gate_bias != nullptr; ++row) {
+        kernels::add(g + row * range.size(), mlp.gate_bias + range.begin, range.size());
+        kernels::add(u + row * range.size(), mlp.up_bias + range.begin, range.size());
+      }
       kernels::swiglu(g + begin * range.size(), range.size(), u + begin * range.size(), range.size(),
                       end - begin, range.size(), g + begin * range.size(), range.size());
     });
@@ -73,7 +77,7 @@ struct FeedForwardPhase::Work {
   void route(const LayerWeights& w, int64_t rows);
   void expert_leaf(const LayerWeights& w, int segment, const void* x, int64_t row_begin, int64_t row_count,
                    float* out);
-  void add_residual(const SegmentPresence& presence);
+  void add_residual(const SegmentPresence& presence, const float* bias);
 };
 
 // Chosen experts and weights of every row, by every rank alike.
@@ -150,10 +154,10 @@ void FeedForwardPhase::Work::expert_leaf(const LayerWeights& w, int segment, con
   kernels::add(out, y, row_count * d);
 }
 
-// After the exchange: x = tree sum of all ranks' nodes + x, for the home rows.
-void FeedForwardPhase::Work::add_residual(const SegmentPresence& presence) {
+// After the exchange: x = (tree sum of all ranks' nodes + bias) + x, for the home rows.
+void FeedForwardPhase::Work::add_residual(const SegmentPresence& presence, const float* bias) {
   add_sums(
-      state, presence, state.layout.row_count(), state.home_count(),
+      state, presence, bias, state.layout.row_count(), state.home_count(),
       [&](int64_t home) { return state.home()[static_cast<size_t>(home)].global; }, [](int64_t) {});
   const int64_t sum_bytes = remote_sum_bytes(state, presence);
   for (const HomeRow& row : state.home()) state.count(row.span, kv::CrossKind::kRows, sum_bytes);
@@ -189,7 +193,7 @@ Result<void> FeedForwardPhase::run(int64_t layer) {
   if (state.layout.passes_sums()) {
     TRY_VOID(state.exchange.pass(ExchangePoint::kFeedForwardSums, static_cast<int>(layer)));
   }
-  work.add_residual(presence);
+  work.add_residual(presence, dense ? w.dense.down_bias : nullptr);
   return {};
 }
 

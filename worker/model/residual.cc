@@ -6,13 +6,14 @@
 
 namespace weft::worker {
 
-void add_to_residual(float* sum, float* residual, int64_t width) {
+void add_to_residual(float* sum, const float* bias, float* residual, int64_t width) {
+  if (bias != nullptr) kernels::add(sum, bias, width);
   kernels::add(sum, residual, width);
   std::memcpy(residual, sum, static_cast<size_t>(width) * sizeof(float));
 }
 
-void add_sums(StepState& state, const SegmentPresence& presence, int64_t outbox_rows, int64_t home_rows,
-              const std::function<int64_t(int64_t home)>& outbox_row,
+void add_sums(StepState& state, const SegmentPresence& presence, const float* bias, int64_t outbox_rows,
+              int64_t home_rows, const std::function<int64_t(int64_t home)>& outbox_row,
               const std::function<void(int64_t home)>& done) {
   const int64_t d = state.config.hidden;
   std::vector<NodeSum> first_rows;
@@ -32,7 +33,7 @@ void add_sums(StepState& state, const SegmentPresence& presence, int64_t outbox_
         if (leaves[node].data != nullptr) leaves[node].data = first_rows[node].data + row * d;
       }
       add_tree(leaves, d, sum.data());
-      add_to_residual(sum.data(), state.x.data() + home * d, d);
+      add_to_residual(sum.data(), bias, state.x.data() + home * d, d);
       done(home);
     }
   });

@@ -87,23 +87,20 @@ void apply_scaling(FieldReader& r, Rope& rope, double theta, double max_context)
   if (m_all != 0) rope.score_growth = std::pow(magnitude(factor, m_all), 2);
 }
 
-void refuse_partial(FieldReader& f) {
-  if (f.number("partial_rotary_factor", 0, 1, 1.0) != 1.0) {
-    f.fail("partial_rotary_factor", "below 1 is not served", ErrorCode::kUnsupported);
-  }
+// The object that says how positions turn, in whichever spelling; empty if there is none.
+FieldReader rope_fields(FieldReader& f) {
+  static const nlohmann::json nothing = nlohmann::json::object();
+  const char* field = f.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const nlohmann::json* given = f.object(field);
+  return {given != nullptr ? *given : nothing, "config.json", std::string(field) + "."};
 }
 
 }  // namespace
 
 Rope read_rope(FieldReader& f, int64_t width, int64_t max_context) {
-  const char* field = f.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  const nlohmann::json nothing = nlohmann::json::object();
-  const nlohmann::json* given = f.object(field);
-  FieldReader r(given != nullptr ? *given : nothing, "config.json", std::string(field) + ".");
+  FieldReader r = rope_fields(f);
   const double theta =
       r.has("rope_theta") ? r.number("rope_theta", 1.001, 1e12) : f.number("rope_theta", 1.001, 1e12);
-  refuse_partial(f);
-  refuse_partial(r);
   Rope rope;
   rope.inverse_frequency.resize(static_cast<size_t>(width / 2));
   for (size_t j = 0; j < rope.inverse_frequency.size(); ++j) {
@@ -112,6 +109,14 @@ Rope read_rope(FieldReader& f, int64_t width, int64_t max_context) {
   apply_scaling(r, rope, theta, static_cast<double>(max_context));
   f.adopt(r);
   return rope;
+}
+
+double read_rotary_share(FieldReader& f, double missing) {
+  FieldReader r = rope_fields(f);
+  FieldReader& given = r.has("partial_rotary_factor") ? r : f;
+  const double share = given.number("partial_rotary_factor", 0, 1, missing);
+  f.adopt(r);
+  return share;
 }
 
 }  // namespace weft::worker

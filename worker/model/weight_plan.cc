@@ -29,10 +29,15 @@ class Planner {
       const std::string prefix = "model.layers." + std::to_string(layer) + ".";
       vector(w.input_norm, prefix + "input_layernorm.weight", c_.hidden);
       vector(w.post_attention_norm, prefix + "post_attention_layernorm.weight", c_.hidden);
-      attention(w, prefix + "self_attn.");
+      c_.attention == AttentionKind::kMla ? mla(w, prefix + "self_attn.") : grouped(w, prefix + "self_attn.");
       if (c_.layers[layer].indexer == Indexer::kFull) indexer(w, prefix + "self_attn.indexer.");
       if (c_.layers[layer].feed_forward == FeedForward::kDense) {
         mlp(w.dense, prefix + "mlp.", c_.dense_width);
+        if (c_.mlp_bias) {
+          vector(w.dense.gate_bias, prefix + "mlp.gate_proj.bias", c_.dense_width);
+          vector(w.dense.up_bias, prefix + "mlp.up_proj.bias", c_.dense_width);
+          vector(w.dense.down_bias, prefix + "mlp.down_proj.bias", c_.hidden);
+        }
       } else {
         mixture(w, prefix + "mlp.");
       }
@@ -81,7 +86,7 @@ class Planner {
     packed(view, dtype_, heads, outputs, k, std::move(source));
   }
 
-  void attention(LayerWeights& w, const std::string& p) {
+  void mla(LayerWeights& w, const std::string& p) {
     if (c_.q_lora_rank == 0) {
       by_head(w.q_b, p + "q_proj.weight", c_.heads, c_.nope + c_.rope, c_.hidden);
     } else {
@@ -104,6 +109,24 @@ class Planner {
     packed(w.w_uv, dtype_, c_.heads, c_.value, c_.latent, std::move(uv));
 
     matrix(w.o, p + "o_proj.weight", c_.hidden, c_.heads * c_.value);
+  }
+
+  void grouped(LayerWeights& w, const std::string& p) {
+    const int64_t width = c_.head_width;
+    by_head(w.q, p + "q_proj.weight", c_.heads, width, c_.hidden);
+    by_head(w.k, p + "k_proj.weight", c_.kv_heads, width, c_.hidden);
+    by_head(w.v, p + "v_proj.weight", c_.kv_heads, width, c_.hidden);
+    if (c_.qkv_bias) {
+      vector(w.q_bias, p + "q_proj.bias", c_.heads * width);
+      vector(w.k_bias, p + "k_proj.bias", c_.kv_heads * width);
+      vector(w.v_bias, p + "v_proj.bias", c_.kv_heads * width);
+    }
+    if (c_.normed_heads) {
+      vector(w.q_norm, p + "q_norm.weight", width);
+      vector(w.k_norm, p + "k_norm.weight", width);
+    }
+    matrix(w.o, p + "o_proj.weight", c_.hidden, c_.heads * width);
+    if (c_.output_bias) vector(w.o_bias, p + "o_proj.bias", c_.hidden);
   }
 
   void indexer(LayerWeights& w, const std::string& p) {

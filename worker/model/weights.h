@@ -19,15 +19,18 @@
 
 namespace weft::worker {
 
-struct Mlp {                       // SwiGLU
-  kernels::PackedMatrix gate, up;  // [width, hidden]
-  kernels::PackedMatrix down;      // [hidden, width]
+struct Mlp {                                                                   // SwiGLU
+  kernels::PackedMatrix gate, up;                                              // [width, hidden]
+  kernels::PackedMatrix down;                                                  // [hidden, width]
+  const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;  // null without mlp_bias
 };
 
 struct LayerWeights {
   const float* input_norm = nullptr;           // [hidden]
   const float* post_attention_norm = nullptr;  // [hidden]
-  kernels::PackedMatrix q_a;                   // [q_lora_rank, hidden]; empty (k = 0) without q_lora_rank
+
+  // AttentionKind::kMla.
+  kernels::PackedMatrix q_a;  // [q_lora_rank, hidden]; empty (k = 0) without q_lora_rank
   const float* q_a_norm = nullptr;
   kernels::PackedMatrix q_b;   // heads groups of [nope + rope, q_lora_rank]; [.., hidden] without q_lora_rank
   kernels::PackedMatrix kv_a;  // [latent + rope, hidden]
@@ -35,6 +38,13 @@ struct LayerWeights {
   kernels::PackedMatrix w_uk;  // heads groups of [latent, nope]: q̃ = W_UKᵀ q_nope
   kernels::PackedMatrix w_uv;  // heads groups of [value, latent]
   kernels::PackedMatrix o;     // [hidden, heads · value]
+
+  // AttentionKind::kGrouped; o is as above.
+  kernels::PackedMatrix q;     // heads groups of [head_width, hidden]
+  kernels::PackedMatrix k, v;  // kv_heads groups of [head_width, hidden]
+  const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr;  // null without qkv_bias
+  const float *q_norm = nullptr, *k_norm = nullptr;  // [head_width]; null unless normed_heads
+  const float* o_bias = nullptr;                     // [hidden]; null without output_bias
 
   // Indexer::kFull only.
   kernels::PackedMatrix index_q;        // index_heads groups of [index_width, q_lora_rank]

@@ -1,0 +1,59 @@
+// The two ends of attention that depend on its kind: from the residual to queries and cached entries, and
+// from the merged values of the heads to the left side of o_proj. What lies between (attention.cc) knows
+// widths only.
+//
+// Queries lie as [row][heads][key width] in the cache's dtype: of wide rows the heads of this rank, of whole
+// rows all heads. Belongs to the thread that runs the step; scratch grows and is kept.
+#pragma once
+
+#include <memory>
+
+#include "worker/model/selection.h"
+#include "worker/model/step_state.h"
+
+namespace weft::worker {
+
+class AttentionEnds {
+ public:
+  explicit AttentionEnds(StepState& s) : state(s) {}
+  virtual ~AttentionEnds() = default;
+
+  // Queries and entries (MLA: also index keys and candidates) of the home rows; entries go into pages.
+  virtual void project(int64_t layer) = 0;
+  // After exchange point kEntries: what the rows attend to.
+  virtual void choose(int64_t layer) = 0;
+  // z [rows][heads][value width] → [rows][heads][ModelConfig::value], in the weights' dtype; valid until the
+  // next call.
+  virtual const void* head_outputs(const LayerWeights& w, const float* z, int64_t rows, kv::Range heads) = 0;
+
+  const std::byte* wide_query() const { return wide_query_.data(); }
+  const std::byte* whole_query() const { return whole_query_.data(); }
+
+ protected:
+  int64_t wide() const { return state.layout.wide_count(); }
+  int64_t whole() const { return state.layout.whole_count(state.rank); }
+  kv::Range all_heads() const { return {0, state.config.heads}; }
+  const float* cosine(int64_t home) const { return state.cosine.data() + home * (state.config.rope / 2); }
+  const float* sine(int64_t home) const { return state.sine.data() + home * (state.config.rope / 2); }
+
+  // The normed residual of the home rows, in `normed_` and in the weights' dtype.
+  const void* norm_residual(const LayerWeights& w);
+  // Room for the queries of the step.
+  std::byte* wide_query_room();
+  std::byte* whole_query_room();
+  // A product over some groups of the weights; x in the weights' dtype.
+  void product(const kernels::PackedMatrix& weights, const void* x, int64_t x_stride, int64_t rows, float* y,
+               int64_t y_stride, kv::Range groups = {0, -1});
+
+  StepState& state;
+  std::vector<float> normed_;  // [home rows][hidden]
+
+ private:
+  Operand normed_operand_;
+  std::vector<std::byte> wide_query_, whole_query_;
+};
+
+std::unique_ptr<AttentionEnds> make_mla(StepState& state, Selection& selection);
+std::unique_ptr<AttentionEnds> make_grouped(StepState& state);
+
+}  // namespace weft::worker
