@@ -77,7 +77,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Setting{"deepseek_v2_lite", DType::kF32}, Setting{"deepseek_v2", DType::kBF16},
                       Setting{"glm4_moe_lite", DType::kF32}, Setting{"glm4_moe_lite", DType::kBF16},
                       Setting{"deepseek_v3", DType::kF32}, Setting{"deepseek_v3", DType::kBF16},
-                      Setting{"deepseek_v32", DType::kF32}, Setting{"deepseek_v32", DType::kBF16}),
+                      Setting{"deepseek_v32", DType::kF32}, Setting{"deepseek_v32", DType::kBF16},
+                      Setting{"llama_smol", DType::kF32}, Setting{"llama_smol", DType::kBF16},
+                      Setting{"qwen3_moe", DType::kF32}, Setting{"qwen3_moe", DType::kBF16}),
     setting_name);
 
 TEST(Sampled, TheSameTokensUnderEveryGrouping) {

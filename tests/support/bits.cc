@@ -74,7 +74,8 @@ EngineOptions BitsHarness::engine_options(int ranks, int64_t chunk, int64_t requ
   options.workers.cache_dtype = model_.cache_dtype;
   options.workers.block_tokens = model_.block_tokens;
   options.workers.max_step_rows = std::max<int64_t>(model_.prompt_tokens, 512);
-  options.workers.pool = {2 * blocks * requests, 2 * blocks * requests};
+  const int64_t pages = 2 * blocks * requests;
+  options.workers.pool = {pages * weights_.config.kv_heads, pages};
   options.workers.table_count = 2 * requests + 4;
   options.workers.threads = ranks == 2 ? 2 : 1;  // the reference has one
   options.max_chunk_rows = chunk;

@@ -165,7 +165,7 @@ void check_model(const std::string& name, DType cache_dtype) {
     options.cache_dtype = cache_dtype;
     options.block_tokens = kBlockTokens;
     options.max_step_rows = 64;
-    options.pool = {16, 16};
+    options.pool = {16 * model.config.kv_heads, 16};
     options.table_count = 1;
     options.table_blocks = 16;
     LocalWorkers workers(model, options);
@@ -182,6 +182,8 @@ void check_model(const std::string& name, DType cache_dtype) {
 
 TEST(Meter, EqualsTheArithmeticForADenseModel) { check_model("deepseek_v3", DType::kF32); }
 TEST(Meter, EqualsTheArithmeticWithUnevenHeads) { check_model("glm4_moe_lite", DType::kF32); }
+TEST(Meter, EqualsTheArithmeticForGroupedQueries) { check_model("qwen3_moe", DType::kF32); }
+TEST(Meter, EqualsTheArithmeticForUnevenGroups) { check_model("llama_smol", DType::kBF16); }
 TEST(Meter, EqualsTheArithmeticForASparseModel) { check_model("deepseek_v32", DType::kF32); }
 TEST(Meter, EqualsTheArithmeticWithSharedSelections) { check_model("glm_moe_dsa", DType::kBF16); }
 

@@ -16,8 +16,8 @@ struct AttendJob {
   const void* query = nullptr;  // [heads][entry width], cache dtype
   int64_t heads = 0;
   // Out, merged over the shards this rank reads; one of:
-  float* partials = nullptr;  // [heads][latent + 2]
-  float* finished = nullptr;  // [heads][latent]: o / l, for rows whose every shard is read here
+  float* partials = nullptr;  // [heads][value width + 2]
+  float* finished = nullptr;  // [heads][value width]: o / l, for rows whose every shard is read here
 };
 
 // Runs all jobs for one layer. Jobs of one span and part are consecutive: they share its lists of entries.
