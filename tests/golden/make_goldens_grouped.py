@@ -14,7 +14,7 @@ PLAIN = {k: v for k, v in COMMON.items() if k not in ("attention_bias", "num_nex
 FAMILIES = {
     # SmolLM2's heads (9 that read 3), tied, positions interpolated.
     "llama_smol": dict(
-        PLAIN, model_type="llama", architectures=["LlamaForCausalLM"], vocab_size=320, hidden_size=72,
+        PLAIN, model_type="llama", architectures=["LlamaForCausalLM"], vocab_size=512, hidden_size=72,
         intermediate_size=200, num_hidden_layers=3, num_attention_heads=9, num_key_value_heads=3, rms_norm_eps=1e-5,
         attention_bias=False, mlp_bias=False, tie_word_embeddings=True, rope_theta=10000.0,
         rope_scaling=dict(rope_type="linear", factor=4.0),
@@ -85,7 +85,7 @@ FAMILIES = {
         rope_parameters=dict(rope_theta=10000.0, rope_type="default", partial_rotary_factor=0.75),
     ),
 }
-LONG_TEXTS = ("llama_smol", "llama", "llama_bias", "qwen3", "glm4_moe")
+LONG_TEXTS = ("llama", "llama_bias", "qwen3", "glm4_moe")
 
 
 def layer_has_experts(c, layer):

@@ -29,8 +29,10 @@ using test::TempFolder;
 using test::values_of;
 using ::testing::HasSubstr;
 
-const char* const kGoldens[] = {"deepseek_v2_lite", "deepseek_v2",   "deepseek_v3", "deepseek_v3_plain",
-                                "deepseek_v32",     "glm4_moe_lite", "glm_moe_dsa"};
+const char* const kGoldens[] = {"deepseek_v2_lite", "deepseek_v2",   "deepseek_v3",   "deepseek_v3_plain",
+                                "deepseek_v32",     "glm4_moe_lite", "glm_moe_dsa",   "llama_smol",
+                                "llama_bias",       "qwen2",         "qwen3",         "qwen3_moe",
+                                "qwen3_moe_plain",  "glm4_moe",      "glm4_moe_plain"};
 
 // Zeroed, as a fresh memfd is.
 class Arena {
@@ -156,7 +158,25 @@ class Comparison {
   std::map<std::string, std::vector<float>> values_;
 };
 
-void compare_attention(Comparison& is, const LayerWeights& w, const std::string& p, const ModelConfig& c) {
+void compare_grouped(Comparison& is, const LayerWeights& w, const std::string& p, const ModelConfig& c) {
+  const auto optional = [&](bool given, const float* view, const std::string& name, int64_t width) {
+    if (given) return is.vector(view, p + name, width);
+    EXPECT_EQ(view, nullptr) << name;
+  };
+  const int64_t q = c.heads * c.head_width, kv = c.kv_heads * c.head_width;
+  is.by_head(w.q, p + "q_proj.weight", c.heads, c.head_width, c.hidden);
+  is.by_head(w.k, p + "k_proj.weight", c.kv_heads, c.head_width, c.hidden);
+  is.by_head(w.v, p + "v_proj.weight", c.kv_heads, c.head_width, c.hidden);
+  is.plain(w.o, p + "o_proj.weight", c.hidden, q);
+  optional(c.qkv_bias, w.q_bias, "q_proj.bias", q);
+  optional(c.qkv_bias, w.k_bias, "k_proj.bias", kv);
+  optional(c.qkv_bias, w.v_bias, "v_proj.bias", kv);
+  optional(c.output_bias, w.o_bias, "o_proj.bias", c.hidden);
+  optional(c.normed_heads, w.q_norm, "q_norm.weight", c.head_width);
+  optional(c.normed_heads, w.k_norm, "k_norm.weight", c.head_width);
+}
+
+void compare_mla(Comparison& is, const LayerWeights& w, const std::string& p, const ModelConfig& c) {
   if (c.q_lora_rank == 0) {
     is.by_head(w.q_b, p + "q_proj.weight", c.heads, c.nope + c.rope, c.hidden);
     EXPECT_EQ(w.q_a.k, 0);
@@ -182,7 +202,7 @@ void compare_layer(Comparison& is, const LayerWeights& w, const std::string& p, 
                    const LayerConfig& layer) {
   is.vector(w.input_norm, p + "input_layernorm.weight", c.hidden);
   is.vector(w.post_attention_norm, p + "post_attention_layernorm.weight", c.hidden);
-  compare_attention(is, w, p + "self_attn.", c);
+  (c.attention == AttentionKind::kMla ? compare_mla : compare_grouped)(is, w, p + "self_attn.", c);
   if (layer.indexer == Indexer::kFull) {
     const std::string q = p + "self_attn.indexer.";
     is.by_head(w.index_q, q + "wq_b.weight", c.index_heads, c.index_width, c.q_lora_rank);
@@ -195,6 +215,11 @@ void compare_layer(Comparison& is, const LayerWeights& w, const std::string& p, 
   }
   if (layer.feed_forward == FeedForward::kDense) {
     is.mlp(w.dense, p + "mlp.", c.dense_width, c.hidden);
+    EXPECT_EQ(w.dense.gate_bias != nullptr, c.mlp_bias);
+    if (!c.mlp_bias) return;
+    is.vector(w.dense.gate_bias, p + "mlp.gate_proj.bias", c.dense_width);
+    is.vector(w.dense.up_bias, p + "mlp.up_proj.bias", c.dense_width);
+    is.vector(w.dense.down_bias, p + "mlp.down_proj.bias", c.hidden);
     return;
   }
   is.always_float(w.router, p + "mlp.gate.weight", c.experts, c.hidden);
@@ -207,7 +232,7 @@ void compare_layer(Comparison& is, const LayerWeights& w, const std::string& p, 
   for (size_t e = 0; e < w.experts.size(); ++e) {
     is.mlp(w.experts[e], p + "mlp.experts." + std::to_string(e) + ".", c.expert_width, c.hidden);
   }
-  is.mlp(w.shared, p + "mlp.shared_experts.", c.shared_width, c.hidden);
+  if (c.shared_width > 0) is.mlp(w.shared, p + "mlp.shared_experts.", c.shared_width, c.hidden);
 }
 
 // `tensors`: the checkpoint with one tensor per expert matrix.
