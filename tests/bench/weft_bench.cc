@@ -112,6 +112,9 @@ void measure_kernels(const Settings& settings, const Ceilings& ceilings, Report&
           threads);
     }
     add(measure_indexer({2, 32, 131072 / scale, 1, 256}, dtype, 1, settings.seconds()), dtype, 1);
+    for (const int64_t rows : {64, 1}) {
+      add(measure_grouped({4, 128, 8192 / scale, rows}, dtype, 1, settings.seconds()), dtype, 1);
+    }
     if (settings.quick) continue;
     add(measure_indexer({2, 64, 131072, 512, 512}, dtype, 1, settings.seconds()), dtype, 1);
     add(measure_indexer({32, 128, 32768, 64, 2048}, dtype, 1, settings.seconds()), dtype, 1);

@@ -4,9 +4,12 @@ from the formulas. It shares no code with transformers; make_goldens_grouped.py 
 The trace is that of reference_model.py.
 """
 
+import json
 import math
+import os
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from reference_model import Trace, best, is_moe, magnitude, mlp, rms_norm, rotate, sigmoid
 
@@ -53,6 +56,12 @@ class GroupedModel:
         self.rotated = int(self.width * part)
         self.inverse_frequency, self.a = turning(config, self.rotated)
         self.scale = self.width**-0.5
+
+    @staticmethod
+    def load(folder):
+        with open(os.path.join(folder, "config.json")) as file:
+            config = json.load(file)
+        return GroupedModel(config, load_file(os.path.join(folder, "model.safetensors")))
 
     def linear(self, name, x):
         y = x @ self.w[name + ".weight"].T

@@ -121,16 +121,17 @@ MISTAKES = [
 ]
 
 
-def main():
+def main(mistakes, load):
+    """load(folder) gives the reference model of a golden checkpoint."""
     failed = False
-    for what, families, plant in MISTAKES:
+    for what, families, plant in mistakes:
         for family in families:
             folder = os.path.join(HERE, family)
             golden = load_file(os.path.join(folder, "golden.safetensors"))
             moved = 0.0
             for text in ("short", "long"):
                 if text + ".tokens" in golden:
-                    model = Model.load(folder)
+                    model = load(folder)
                     plant(model)
                     logits = model.forward(golden[text + ".tokens"]).logits
                     moved = max(moved, np.abs(logits - golden[text + ".logits.full"]).max())
@@ -141,4 +142,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(MISTAKES, Model.load)

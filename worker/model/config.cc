@@ -118,9 +118,7 @@ void read_mla(FieldReader& f, ModelConfig& c) {
   }
   c.rope_layout = f.boolean("rope_interleave", true) ? kernels::RopeLayout::kInterleaved
                                                      : kernels::RopeLayout::kHalfSplit;
-  if (read_rotary_share(f, 1.0) != 1.0) {
-    f.fail("partial_rotary_factor", "below 1 is not served", ErrorCode::kUnsupported);
-  }
+  read_rotary_share(f, 1.0, /*partial=*/false);
   refuse(f, f.boolean("attention_bias", false), "attention_bias", "true");
   Rope rope = read_rope(f, c.rope, c.max_context);
   c.inverse_frequency = std::move(rope.inverse_frequency);
@@ -151,9 +149,10 @@ void read_grouped(FieldReader& f, ModelConfig& c, const Family& family) {
     f.fail("hidden_size", "must be a multiple of num_attention_heads, for there is no head_dim");
   }
   c.value = c.head_width = f.integer("head_dim", 1, kWidthMax, c.hidden / c.heads);
-  c.rope =
-      static_cast<int64_t>(static_cast<double>(c.head_width) * read_rotary_share(f, family.rotary_share));
-  if (c.rope % 2 != 0) f.fail("head_dim", "an even number of dimensions must turn");
+  c.rope = static_cast<int64_t>(static_cast<double>(c.head_width) *
+                                read_rotary_share(f, family.rotary_share, /*partial=*/true));
+  if (c.rope < 2 || c.rope % 2 != 0)
+    f.fail("head_dim", "the dimensions that turn must be even and at least 2");
   c.rope_layout = kernels::RopeLayout::kHalfSplit;
   c.normed_heads = family.normed_heads || f.boolean("use_qk_norm", false);
   const bool bias = f.boolean("attention_bias", false);

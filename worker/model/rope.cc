@@ -111,10 +111,12 @@ Rope read_rope(FieldReader& f, int64_t width, int64_t max_context) {
   return rope;
 }
 
-double read_rotary_share(FieldReader& f, double missing) {
+double read_rotary_share(FieldReader& f, double missing, bool partial) {
   FieldReader r = rope_fields(f);
   FieldReader& given = r.has("partial_rotary_factor") ? r : f;
-  const double share = given.number("partial_rotary_factor", 0, 1, missing);
+  constexpr const char* kField = "partial_rotary_factor";
+  const double share = given.number(kField, 0, 1, missing);
+  if (!partial && share != 1) given.fail(kField, "below 1 is not served", ErrorCode::kUnsupported);
   f.adopt(r);
   return share;
 }

@@ -24,7 +24,8 @@ struct Rope {
 // `width` is even; `max_context` stands in for a missing original_max_position_embeddings. A failure sticks
 // to `f`, as for every field; the result is then of no use, but harmless.
 Rope read_rope(FieldReader& f, int64_t width, int64_t max_context);
-// How much of a head turns, 0 … 1 (partial_rotary_factor, in either place).
-double read_rotary_share(FieldReader& f, double missing);
+// How much of a head turns, 0 to 1 (partial_rotary_factor, in either place); below 1 is kUnsupported where
+// `partial` is false.
+double read_rotary_share(FieldReader& f, double missing, bool partial);
 
 }  // namespace weft::worker
