@@ -51,7 +51,7 @@ class QueryBlock {
         queries_(count),
         key_bytes_(p.shape.key * static_cast<int64_t>(dtype_bytes(p.dtype))),
         entry_bytes_(p.shape.width() * static_cast<int64_t>(dtype_bytes(p.dtype))),
-        columns_wanted_(count >= kColumnQueries && key_bytes_ % kGroupBytes == 0 &&
+        columns_wanted_(count >= column_queries(p.dtype) && key_bytes_ % kGroupBytes == 0 &&
                         key_bytes_ / 4 <= kColumnWordsMax),
         query_rows_(key_bytes_),
         key_rows_(key_bytes_),
@@ -103,7 +103,7 @@ class QueryBlock {
   void score_group(int64_t active, int64_t begin, int64_t count) {
     const int64_t total = counts_[queries_ - 1];
     const int64_t upcoming = std::clamp<int64_t>(total - begin - count, 0, kGroupEntries);
-    if (columns_wanted_ && queries_ - active >= kColumnQueries) {
+    if (columns_wanted_ && queries_ - active >= column_queries(p_.dtype)) {
       score_columns(active, begin, count, upcoming);
     } else {
       score_strips(active, begin, count, upcoming);

@@ -3,8 +3,8 @@
 //
 // The words of a group of entries are transposed once, [step of entries][word][entry], for all queries. One
 // product's 16 accumulators are then 16 vectors over entries, and its tree (8, 4, 2, 1) is additions of whole
-// vectors, walked depth first so that few of them live at a time: no shuffle is paid per product. Worth it
-// from kColumnQueries queries up. Stateless, any thread with flush-to-zero on. No errors.
+// vectors, walked depth first so that few of them live at a time: no shuffle is paid per product. Stateless,
+// any thread with flush-to-zero on. No errors.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,9 @@
 
 namespace weft::kernels {
 
-inline constexpr int64_t kColumnQueries = 16;
+// From how many queries up transposing pays. bf16 walks half as many words between shuffles, so they weigh
+// more.
+constexpr int64_t column_queries(DType dtype) { return dtype == DType::kF32 ? 32 : 16; }
 inline constexpr int64_t kColumnStep = 32;  // entries are computed in whole steps
 
 // columns[(u div step · words + w) · step + u mod step] = word w of entry u; up to the next whole step the

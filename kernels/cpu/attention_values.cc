@@ -18,7 +18,7 @@ namespace HWY_NAMESPACE {
 namespace {
 
 constexpr float kExponentMax = 0x1p20f;
-constexpr int64_t kPackQueries = 16;
+constexpr int64_t kPackQueries = 32;
 
 HWY_INLINE VF ClampExponent(VF t) {
   return hn::Min(hn::Max(t, hn::Set(F32(), -kExponentMax)), hn::Set(F32(), kExponentMax));

@@ -202,11 +202,11 @@ TEST(Attention, EqualsThePromisedOrderBitForBit) {
     int64_t heads;
     EntryShape entry;
   };
-  const Shape shapes[] = {{1, mla(1, 0)},     {2, mla(16, 16)},  {3, mla(17, 5)},   {4, mla(32, 8)},
-                          {5, mla(48, 1)},    {6, mla(64, 0)},   {7, mla(100, 28)}, {8, mla(33, 31)},
-                          {16, mla(128, 32)}, {65, mla(16, 4)},  {3, mla(512, 64)}, {1, mla(63, 2)},
-                          {3, grouped(64)},   {5, grouped(24)},  {1, grouped(128)}, {16, grouped(64)},
-                          {17, grouped(32)},  {2, {24, 30, 17}}, {3, {40, 3, 70}}};
+  const Shape shapes[] = {{1, mla(1, 0)},     {2, mla(16, 16)}, {3, mla(17, 5)},   {4, mla(32, 8)},
+                          {5, mla(48, 1)},    {6, mla(64, 0)},  {7, mla(100, 28)}, {8, mla(33, 31)},
+                          {16, mla(128, 32)}, {65, mla(16, 4)}, {3, mla(512, 64)}, {1, mla(63, 2)},
+                          {3, grouped(64)},   {5, grouped(24)}, {1, grouped(128)}, {36, grouped(64)},
+                          {33, grouped(32)},  {34, mla(24, 8)}, {2, {24, 30, 17}}, {3, {40, 3, 70}}};
   each_instruction_set([&] {
     const bool slow = std::string(instruction_set()) == "portable";
     uint64_t seed = 11;
