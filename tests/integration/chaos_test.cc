@@ -1,0 +1,303 @@
+// Goal: whatever happens to workers, groupings and other clients, a stream that nobody cancelled gets the
+// tokens, and the logits of every position to the bit, that it gets alone. Method: a tiny random checkpoint;
+// a few hundred requests of every size around the borders, sharing prefixes, over a pool that holds few of
+// them; meanwhile an adversary, drawn from a printed seed, kills and stops workers, regroups, cancels, and
+// leaves.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "proto/vocab/random.h"
+#include "tests/integration/harness.h"
+
+namespace weft::integration {
+namespace {
+
+constexpr uint64_t kVocabulary = 256;
+
+struct Setting {
+  const char* name;
+  const char* model;
+  int workers;
+  int block;
+  const char* pool_tokens;
+  const char* step_rows;
+  const char* dtype;
+  // Of 10,000 replies, how many do this. (A worker that is killed often comes back later and later.)
+  unsigned kills, stops, regroups, cancels, leaves;
+  // Worker counts outside {1, 2, 4, 8} promise equal bits only where the whole sequence, prefix included, was
+  // computed under one grouping whose c divides 8. `kOwnBits`: only such are asked for, and bits are
+  // compared; `kEnds`: anything may happen, and only how streams end is looked at.
+  enum Promise { kAllBits, kOwnBits, kEnds } promise = kAllBits;
+};
+
+void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
+
+struct Truth {
+  std::vector<uint32_t> tokens;
+  std::map<uint64_t, std::string> digests;
+};
+
+struct Stream {
+  size_t client = 0;
+  uint64_t tag = 0;
+  size_t kind = 0;  // which request
+  uint64_t id = 0;
+  bool cancelled = false;
+  Truth got;
+};
+
+std::vector<std::string> decodes_of(const Setting& setting) {
+  std::vector<std::string> all = {"tp", "dp"};
+  for (int c = 2; c <= setting.workers; ++c) {
+    if (setting.promise == Setting::kOwnBits && 8 % c != 0) continue;
+    if (setting.workers % c == 0) all.push_back("dcp(" + std::to_string(c) + ")");
+  }
+  return all;
+}
+
+class Chaos : public testing::TestWithParam<Setting> {
+ protected:
+  static constexpr size_t kKinds = 48;
+  static constexpr size_t kStreams = 240;
+  static constexpr size_t kAtOnce = 12;
+
+  std::vector<std::string> arguments() const {
+    const Setting& s = GetParam();
+    return {"--workers",
+            std::to_string(s.workers),
+            "--block-tokens",
+            std::to_string(s.block),
+            "--pool-tokens",
+            s.pool_tokens,
+            "--max-step-rows",
+            s.step_rows,
+            "--max-running",
+            "7",
+            "--max-context",
+            "600",
+            "--weight-dtype",
+            s.dtype,
+            "--cache-dtype",
+            s.dtype,
+            "--heartbeat-deadline",
+            "1"};
+  }
+
+  // Lengths sit on, below and above the borders of blocks, of chunks, and of the context.
+  wire::GenerateRequest request(size_t kind) {
+    const Setting& s = GetParam();
+    SplitMix64 random(1000 + kind);
+    const int64_t borders[] = {1, 2, s.block, 2 * s.block, 8 * s.block, 64, 128, 200, 500};
+    int64_t length = borders[kind % std::size(borders)] + static_cast<int64_t>(random.below(3)) - 1;
+    length = std::clamp<int64_t>(length, 1, 560);
+    const auto answer = static_cast<uint32_t>(kind % 7 == 0 ? 1 : 2 + random.below(38));
+    if (kind % 11 == 0) length = 600 - answer;  // the context, exactly
+    wire::GenerateRequest made;
+    SplitMix64 text(7 + kind % 3);  // three texts: others' prefixes are found in the cache
+    for (int64_t i = 0; i < length; ++i) {
+      made.mutable_tokens()->add_ids(static_cast<uint32_t>(text.below(kVocabulary)));
+    }
+    made.set_max_tokens(answer);
+    made.set_ignore_eos(true);
+    made.set_digest(true);
+    const auto decodes = decodes_of(s);
+    made.set_decode(decodes[random.below(decodes.size())]);
+    const char* const prefills[] = {"none", "zigzag", "interleave"};
+    made.set_prefill(prefills[random.below(3)]);
+    made.set_index(random.below(2) == 0 ? "copied" : "split");
+    made.set_no_prefix_cache(random.below(4) == 0 || s.promise == Setting::kOwnBits);
+    if (random.below(3) == 0) {
+      made.set_temperature(0.9f);
+      made.set_top_p(0.95f);
+      made.set_seed(kind);
+    }
+    return made;
+  }
+
+  static void take(const wire::ClientReply& reply, Truth& into) {
+    if (reply.has_digest()) into.digests[reply.digest().position()] = reply.digest().sha256();
+    if (!reply.has_token()) return;
+    EXPECT_EQ(reply.token().index(), into.tokens.size());
+    into.tokens.push_back(reply.token().token());
+  }
+
+  Truth alone(Daemon& daemon, size_t kind) {
+    auto client = daemon.client();
+    auto asked = request(kind);
+    asked.set_no_prefix_cache(true);
+    const uint64_t tag = client.start(asked).value();
+    Truth truth;
+    for (;;) {
+      const auto reply = client.next(tag, kPatience);
+      EXPECT_TRUE(reply.has_value()) << reply.error().text();
+      if (!reply) return truth;
+      take(*reply, truth);
+      if (!reply->has_finished()) continue;
+      EXPECT_EQ(reply->finished().reason(), "length") << reply->finished().error().message();
+      return truth;
+    }
+  }
+
+  void expect_equal(const Stream& stream, const Truth& truth) {
+    if (!stream.cancelled) {
+      EXPECT_EQ(stream.got.tokens.size(), truth.tokens.size()) << "kind " << stream.kind;
+    }
+    if (GetParam().promise == Setting::kEnds) return;
+    const size_t compared = stream.cancelled ? stream.got.tokens.size() : truth.tokens.size();
+    ASSERT_LE(compared, truth.tokens.size());
+    const std::vector<uint32_t> expected(truth.tokens.begin(),
+                                         truth.tokens.begin() + static_cast<ptrdiff_t>(compared));
+    EXPECT_EQ(stream.got.tokens, expected) << "kind " << stream.kind;
+    int different = 0;
+    for (const auto& [position, digest] : stream.got.digests) {
+      different += digest != truth.digests.at(position) ? 1 : 0;
+    }
+    EXPECT_EQ(different, 0) << "positions of kind " << stream.kind;
+  }
+
+  void disturb(Daemon& daemon, SplitMix64& random) {
+    const Setting& s = GetParam();
+    const auto draw = random.below(10'000);
+    if (draw < s.kills + s.stops) {
+      const auto workers = daemon.workers();
+      const auto pid = static_cast<pid_t>(workers[random.below(workers.size())].pid());
+      if (pid != 0) ::kill(pid, draw < s.kills ? SIGKILL : SIGSTOP);
+    } else if (draw < s.kills + s.stops + s.regroups) {
+      wire::ControlRequest regroup;
+      regroup.mutable_regroup()->set_all_running(true);
+      const auto decodes = decodes_of(s);
+      regroup.mutable_regroup()->set_decode(decodes[random.below(decodes.size())]);
+      if (random.below(2) == 0) regroup.mutable_regroup()->set_index(random.below(2) ? "copied" : "split");
+      const auto reply = daemon.control(regroup);
+      for (const auto& outcome : reply.regroup().outcomes()) {
+        if (!outcome.has_error()) continue;
+        const auto code = outcome.error().code();
+        EXPECT_TRUE(code == wire::ERROR_RESOURCE_EXHAUSTED || code == wire::ERROR_NOT_FOUND ||
+                    code == wire::ERROR_FAILED_PRECONDITION || code == wire::ERROR_TOO_LARGE)
+            << outcome.error().message();
+        ++refused_regroups_;
+      }
+      accepted_regroups_ += reply.regroup().outcomes_size();
+    }
+  }
+
+  int accepted_regroups_ = 0, refused_regroups_ = 0;
+};
+
+TEST_P(Chaos, StreamsEqualThemselvesAlone) {
+  const char* given = std::getenv("WEFT_CHAOS_SEED");
+  const uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 10) : 2026;
+  std::printf("seed %llu (WEFT_CHAOS_SEED sets it)\n", static_cast<unsigned long long>(seed));
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SplitMix64 random(seed);
+  const Setting& s = GetParam();
+  Daemon daemon(arguments(), std::string(WEFT_GOLDEN_FOLDER) + "/" + s.model);
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
+  std::vector<Truth> truth;
+  for (size_t kind = 0; kind < kKinds; ++kind) truth.push_back(alone(daemon, kind));
+  if (HasFailure()) return;
+
+  constexpr size_t kClients = 3;
+  std::vector<std::optional<client::Client>> clients(kClients);
+  for (auto& client : clients) client.emplace(daemon.client());
+  std::vector<Stream> open;
+  size_t started = 0, ended = 0, cancelled = 0, left = 0;
+  Time last_news = monotonic_now();
+  while (started < kStreams || !open.empty()) {
+    while (started < kStreams && open.size() < kAtOnce) {
+      Stream stream;
+      stream.client = random.below(kClients);
+      stream.kind = random.below(kKinds);
+      stream.tag = clients[stream.client]->start(request(stream.kind)).value();
+      open.push_back(std::move(stream));
+      ++started;
+    }
+    Stream& stream = open[random.below(open.size())];
+    const auto reply = clients[stream.client]->next(stream.tag, std::chrono::milliseconds(20));
+    if (!reply) {
+      ASSERT_EQ(reply.error().code, ErrorCode::kDeadlineExceeded) << reply.error().text();
+      ASSERT_LT(monotonic_now() - last_news, kPatience) << "nothing moves";
+      continue;
+    }
+    {
+      last_news = monotonic_now();
+      if (reply->has_accepted()) stream.id = reply->accepted().request();
+      take(*reply, stream.got);
+      if (reply->has_finished()) {
+        const auto& reason = reply->finished().reason();
+        if (reason != "length") {
+          ASSERT_TRUE(stream.cancelled && reason == "cancelled")
+              << reason << ": " << reply->finished().error().message() << ", kind " << stream.kind;
+          stream.cancelled = true;
+        } else {
+          stream.cancelled = false;  // it was quicker
+        }
+        expect_equal(stream, truth[stream.kind]);
+        std::swap(stream, open.back());
+        open.pop_back();
+        ++ended;
+      }
+    }
+    if (HasFailure()) return;
+    disturb(daemon, random);
+    if (random.below(10'000) < s.cancels && !open.empty()) {
+      Stream& victim = open[random.below(open.size())];
+      if (victim.id != 0 && !victim.cancelled) {
+        victim.cancelled = true;
+        ++cancelled;
+        ASSERT_TRUE(clients[victim.client]->send_cancel(victim.id).has_value());
+      }
+    }
+    if (random.below(10'000) < s.leaves) {
+      const size_t leaver = random.below(kClients);
+      left += static_cast<size_t>(std::erase_if(open, [&](const Stream& o) { return o.client == leaver; }));
+      clients[leaver].reset();
+      clients[leaver].emplace(daemon.client());
+    }
+  }
+  std::printf("%zu ended, %zu cancelled, %zu left; %d regroups (%d refused), %llu worker restarts\n", ended,
+              cancelled, left, accepted_regroups_, refused_regroups_,
+              static_cast<unsigned long long>(daemon.status().worker_restarts()));
+  // Nothing is held by anybody.
+  EXPECT_TRUE(wait_until([&] {
+    const auto status = daemon.status();
+    return status.running() == 0 && status.waiting() == 0 &&
+           std::all_of(status.pools().begin(), status.pools().end(), [](const wire::PoolStatus& pool) {
+             return pool.entries().used() + pool.entries().in_flight() + pool.index_keys().used() +
+                        pool.index_keys().in_flight() ==
+                    0;
+           });
+  }));
+  EXPECT_EQ(daemon.log().find("repeat_differs"), std::string::npos);
+  EXPECT_TRUE(wait_until([&] { return daemon.status().state() == "ready"; }));
+  daemon.signal(SIGTERM);
+  EXPECT_EQ(daemon.wait_exit(), 0);
+  EXPECT_EQ(daemon.leftovers(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Settings, Chaos,
+    testing::Values(
+        Setting{"Kills4", "glm_moe_dsa", 4, 8, "2048", "64", "f32", 12, 0, 0, 0, 0},
+        Setting{"KillsAndStops4", "deepseek_v32", 4, 8, "2048", "512", "bf16", 6, 4, 60, 0, 0},
+        Setting{"Regroups4", "glm_moe_dsa", 4, 8, "1024", "33", "f32", 0, 0, 3000, 0, 0},
+        Setting{"Regroups8", "deepseek_v32", 8, 8, "1024", "128", "f32", 0, 0, 1500, 0, 0},
+        Setting{"Regroups6", "glm_moe_dsa", 6, 16, "1024", "128", "f32", 0, 0, 1500, 0, 0, Setting::kEnds},
+        Setting{"Regroups2", "deepseek_v3", 2, 64, "1024", "7", "bf16", 0, 0, 1500, 0, 0},
+        Setting{"Cancels3", "deepseek_v3_plain", 3, 8, "800", "64", "f32", 0, 0, 0, 300, 10,
+                Setting::kOwnBits},
+        Setting{"All4", "glm_moe_dsa", 4, 8, "800", "64", "bf16", 8, 2, 300, 60, 5},
+        Setting{"Kills5", "deepseek_v32", 5, 8, "1024", "100", "f32", 8, 2, 0, 60, 5, Setting::kOwnBits},
+        Setting{"Cancels6", "glm_moe_dsa", 6, 8, "1024", "33", "bf16", 0, 0, 0, 200, 5, Setting::kOwnBits},
+        Setting{"All7", "glm_moe_dsa", 7, 16, "1024", "64", "f32", 8, 2, 300, 60, 5, Setting::kEnds}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace weft::integration
