@@ -1,3 +1,5 @@
+#include <cstring>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/attention_columns.cc"
 #include "hwy/foreach_target.h"
@@ -22,6 +24,13 @@ struct Bf16Step {
     return PairDot(hn::BitCast(U32(), q), hn::BitCast(U32(), e), sum);
   }
 };
+
+// A word of a query. Pairs of bf16 may start at any two bytes.
+HWY_INLINE float Word(const void* at) {
+  float word;
+  std::memcpy(&word, at, sizeof word);
+  return word;
+}
 
 void TransposeWords(const void* const* entries, int64_t entry_count, int64_t words, float* columns) {
   const F32 d;
@@ -85,7 +94,7 @@ struct Tile {
     for (int v = 0; v < kVectors; ++v) entries[v] = hn::LoadU(d, from + v * static_cast<int64_t>(kLanes));
 #pragma GCC unroll 4
     for (int q = 0; q < kQueries; ++q) {
-      const VF word = hn::Set(d, queries[q][w + kLane]);
+      const VF word = hn::Set(d, Word(queries[q] + w + kLane));
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[q][v] = Step::Run(word, entries[v], sums[q][v]);
     }

@@ -2,6 +2,8 @@
 // hence the same bits. Intrinsics alone (see cpu/bf16-inl.h).
 #include <immintrin.h>
 
+#include <cstring>
+
 #include "kernels/cpu/attention_columns.h"
 
 namespace weft::kernels {
@@ -32,7 +34,9 @@ template <int kQueries>
   for (int v = 0; v < kVectors; ++v) entries[v] = _mm512_loadu_ps(from + v * 16);
 #pragma GCC unroll 4
   for (int q = 0; q < kQueries; ++q) {
-    const __m512 left = _mm512_set1_ps(queries[q][word]);
+    int pair;  // of bf16, which may start at any two bytes
+    std::memcpy(&pair, queries[q] + word, sizeof pair);
+    const __m512i left = _mm512_set1_epi32(pair);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       tile.sums[q][v] = _mm512_dpbf16_ps(tile.sums[q][v], reinterpret_cast<__m512bh>(left),

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 RawTensor f32_tensor(std::vector<int64_t> shape, const std::vector<float>& values) {
   RawTensor out{"F32", std::move(shape), std::string(values.size() * 4, '\0')};
-  std::memcpy(out.bytes.data(), values.data(), out.bytes.size());
+  if (!values.empty()) std::memcpy(out.bytes.data(), values.data(), out.bytes.size());
   return out;
 }
 
