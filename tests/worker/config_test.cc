@@ -409,6 +409,9 @@ TEST(Config, Qwen3) {
   EXPECT_EQ(config->expert_groups, 1);
   EXPECT_EQ(config->expert_scale, 1.0f);
   EXPECT_EQ(config->shared_width, 0);
+  json slides = given;
+  slides.update({{"use_sliding_window", true}, {"sliding_window", 4096}, {"max_window_layers", 6}});
+  expect_refused(slides, "use_sliding_window", ErrorCode::kUnsupported);  // here it is of all layers
   given.update({{"decoder_sparse_step", 2}, {"mlp_only_layers", {3}}, {"norm_topk_prob", nullptr}});
   config = read(given);
   EXPECT_EQ(feed_forwards(*config), "dmdddm");

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "kv/layout.h"
+#include "proto/version.h"
 #include "proto/vocab/random.h"
 
 namespace weft::worker {
@@ -64,7 +65,7 @@ ScriptedDaemon::~ScriptedDaemon() {
 wire::ToWorker ScriptedDaemon::describe_message(int rank) const {
   wire::ToWorker message;
   wire::Describe* describe = message.mutable_describe();
-  describe->set_protocol_version(1);
+  describe->set_protocol_version(kWorkerProtocol);
   describe->set_rank(static_cast<uint32_t>(rank));
   describe->set_rank_count(static_cast<uint32_t>(rank_count_));
   describe->set_model_path(model_path_);

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <set>
 
+#include "proto/version.h"
 #include "tests/worker/scripted_daemon.h"
 
 namespace weft::worker {
@@ -91,7 +92,7 @@ TEST(WorkerProcess, DescribesTheModel) {
   ScriptedDaemon daemon(kModel, 1);
   daemon.start_worker(0);
   const wire::ModelDescription& model = daemon.description();
-  EXPECT_EQ(model.protocol_version(), 1u);
+  EXPECT_EQ(model.protocol_version(), kWorkerProtocol);
   EXPECT_EQ(model.model_type(), "glm_moe_dsa");
   EXPECT_EQ(model.name(), "glm_moe_dsa");
   EXPECT_EQ(model.hidden(), 64u);

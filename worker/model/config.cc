@@ -49,6 +49,7 @@ struct Family {
   bool qkv_bias = false;              // always
   bool attention_bias_is_all = true;  // attention_bias speaks of o_proj, too
   double rotary_share = 1;            // where config.json does not say
+  bool windows_everywhere = false;    // a sliding window is of all layers, whatever max_window_layers says
 };
 
 constexpr Family kFamilies[] = {
@@ -75,7 +76,8 @@ constexpr Family kFamilies[] = {
     {.model_type = "qwen3_moe",
      .attention = AttentionKind::kGrouped,
      .experts = Experts::kQwen,
-     .normed_heads = true},
+     .normed_heads = true,
+     .windows_everywhere = true},
 };
 
 const Family* read_family(FieldReader& f, ModelConfig& c) {
@@ -127,7 +129,7 @@ void read_mla(FieldReader& f, ModelConfig& c) {
 }
 
 // Layers whose rows see the last so many keys only are refused; a window that no layer uses is fine.
-void refuse_windows(FieldReader& f, const ModelConfig& c) {
+void refuse_windows(FieldReader& f, const ModelConfig& c, const Family& family) {
   constexpr const char* kField = "use_sliding_window";
   if (f.has("layer_types")) {
     for (const std::string& kind : f.texts("layer_types")) {
@@ -135,7 +137,8 @@ void refuse_windows(FieldReader& f, const ModelConfig& c) {
     }
   } else if (f.boolean(kField, false) && f.has("sliding_window")) {
     const auto layers = static_cast<int64_t>(c.layers.size());
-    refuse(f, f.integer("max_window_layers", 0, kLayersMax, 0) < layers, kField, "true");
+    const int64_t full = f.integer("max_window_layers", 0, kLayersMax, 0);
+    refuse(f, full < layers || family.windows_everywhere, kField, "true");
   }
 }
 
@@ -158,7 +161,7 @@ void read_grouped(FieldReader& f, ModelConfig& c, const Family& family) {
   const bool bias = f.boolean("attention_bias", false);
   c.qkv_bias = family.qkv_bias || bias;
   c.output_bias = family.attention_bias_is_all && bias;
-  refuse_windows(f, c);
+  refuse_windows(f, c, family);
   if (f.failed()) return;
   Rope rope = read_rope(f, c.rope, c.max_context);
   c.inverse_frequency = std::move(rope.inverse_frequency);
