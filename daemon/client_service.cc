@@ -248,13 +248,8 @@ void ClientService::submit(Prompt& prompt) {
 }
 
 void ClientService::cancel(const ClientIdentity& client, uint64_t tag, const wire::CancelRequest& request) {
-  Request* own = find(client, request.request());
-  if (own == nullptr) {
-    return send_error(
-        client, tag,
-        error(ErrorCode::kNotFound, "no running request " + std::to_string(request.request()) + " of yours",
-              "request"));
-  }
+  Request* own = own_request(client, tag, request.request());
+  if (own == nullptr) return;
   engine_->post(controlplane::CancelRequested{RequestId{request.request()}});
   wire::ClientReply reply = reply_to(tag);
   reply.mutable_cancel()->set_request(request.request());
@@ -302,13 +297,8 @@ void ClientService::tokenize(const ClientIdentity& client, uint64_t tag,
 }
 
 void ClientService::credit(const ClientIdentity& client, uint64_t tag, const wire::CreditRequest& request) {
-  Request* own = find(client, request.request());
-  if (own == nullptr) {
-    return send_error(
-        client, tag,
-        error(ErrorCode::kNotFound, "no running request " + std::to_string(request.request()) + " of yours",
-              "request"));
-  }
+  Request* own = own_request(client, tag, request.request());
+  if (own == nullptr) return;
   own->stream.grant(request.tokens());
   settle(RequestId{request.request()}, own->stream.flush(loop_.now()));
 }
@@ -396,9 +386,14 @@ void ClientService::fill_finished(controlplane::FinishReason reason, const Reque
 
 // ---- streams
 
-ClientService::Request* ClientService::find(const ClientIdentity& client, uint64_t request) {
+ClientService::Request* ClientService::own_request(const ClientIdentity& client, uint64_t tag,
+                                                   uint64_t request) {
   const auto found = requests_.find(RequestId{request});
-  return found != requests_.end() && found->second->client == client ? found->second.get() : nullptr;
+  if (found != requests_.end() && found->second->client == client) return found->second.get();
+  send_error(
+      client, tag,
+      error(ErrorCode::kNotFound, "no running request " + std::to_string(request) + " of yours", "request"));
+  return nullptr;
 }
 
 void ClientService::send(const ClientIdentity& client, const wire::ClientReply& reply) {

@@ -58,7 +58,8 @@ class ClientService : public ClientEndpoint::Listener {
 
   void fill_finished(controlplane::FinishReason reason, const RequestRecord& record,
                      wire::Finished& to) const;
-  Request* find(const ClientIdentity& client, uint64_t request);
+  // Null, and the client is told, if it has no such running request.
+  Request* own_request(const ClientIdentity& client, uint64_t tag, uint64_t request);
   void send(const ClientIdentity& client, const wire::ClientReply& reply);
   void send_error(const ClientIdentity& client, uint64_t tag, const Error& failure);
   void push(RequestId id, wire::ClientReply& reply, Stream::Frame kind);

@@ -8,6 +8,7 @@
 #include "proto/vocab/random.h"
 #include "proto/vocab/units.h"
 #include "tests/support/local_workers.h"
+#include "tests/worker/cost_plan.h"
 #include "worker/describe.h"
 
 namespace weft::test {
@@ -85,23 +86,10 @@ void write_table(LocalWorkers& workers, const kv::CostSpan& span, int ranks) {
 }
 
 wire::StepPlan plan_of(const kv::CostSpan& span, uint64_t step, bool digest, int64_t vocabulary) {
-  wire::StepPlan plan;
-  plan.set_step(step);
-  wire::Span* out = plan.add_spans();
-  out->set_request(1);
-  out->set_table_version(1);
-  out->set_start(static_cast<uint64_t>(span.start));
-  out->set_rows(static_cast<uint32_t>(span.rows));
-  out->set_split(static_cast<uint32_t>(span.split));
-  out->set_group_base(static_cast<uint32_t>(span.grouping.base));
-  out->set_group_width(static_cast<uint32_t>(span.grouping.width));
-  out->set_group_c(static_cast<uint32_t>(span.grouping.c));
-  out->set_origin(static_cast<uint32_t>(span.origin));
-  out->set_index_c(static_cast<uint32_t>(span.index_c));
-  for (int64_t row = 0; row < span.rows; ++row) {
-    out->add_tokens(static_cast<uint32_t>(mix64(static_cast<uint64_t>(span.start + row))) %
-                    static_cast<uint32_t>(vocabulary));
-  }
+  wire::StepPlan plan = test::plan_of(span, step, [&](int64_t position) {
+    return static_cast<uint32_t>(mix64(static_cast<uint64_t>(position))) % static_cast<uint32_t>(vocabulary);
+  });
+  wire::Span* out = plan.mutable_spans(0);
   out->set_sample(span.head_rows > 0);
   out->set_digest(digest);
   out->set_sampler_rank(static_cast<uint32_t>(span.sampler));

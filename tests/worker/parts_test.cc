@@ -14,6 +14,7 @@
 #include "kernels/parallel.h"
 #include "kv/cost.h"
 #include "proto/vocab/random.h"
+#include "tests/worker/cost_plan.h"
 #include "worker/comm/exchange.h"
 #include "worker/model/attend.h"
 #include "worker/model/cache_view.h"
@@ -106,7 +107,7 @@ class World {
   // Stores, then attends, on all ranks; adds to `results`. Bytes of entries that crossed in one layer, by
   // rank.
   std::vector<int64_t> run(const kv::CostSpan& span, Results& results) {
-    const wire::StepPlan plan = plan_of(span);
+    const wire::StepPlan plan = test::plan_of(span, 1, [](int64_t) { return 0u; });
     for (auto& state : states_) {
       state->layout = StepLayout::make(plan, ranks_).value();
       state->crossed.assign(1, {});
@@ -126,23 +127,6 @@ class World {
   }
 
  private:
-  static wire::StepPlan plan_of(const kv::CostSpan& span) {
-    wire::StepPlan plan;
-    plan.set_step(1);
-    wire::Span* out = plan.add_spans();
-    out->set_table_version(1);
-    out->set_start(static_cast<uint64_t>(span.start));
-    out->set_rows(static_cast<uint32_t>(span.rows));
-    out->set_split(static_cast<uint32_t>(span.split));
-    out->set_group_base(static_cast<uint32_t>(span.grouping.base));
-    out->set_group_width(static_cast<uint32_t>(span.grouping.width));
-    out->set_group_c(static_cast<uint32_t>(span.grouping.c));
-    out->set_origin(static_cast<uint32_t>(span.origin));
-    out->set_index_c(1);
-    for (int64_t row = 0; row < span.rows; ++row) out->add_tokens(0);
-    return plan;
-  }
-
   void store(StepState& state, int64_t layer) {
     const kv::Range parts = state.parts_of(state.layout.spans()[0]);
     for (int64_t part = parts.begin; part < parts.end; ++part) {
