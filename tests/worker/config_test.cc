@@ -462,6 +462,13 @@ TEST(Config, BadGroupsAreNamed) {
   given.update({{"num_attention_heads", 256}, {"num_key_value_heads", 128}});  // beyond the parts of a block
   expect_refused(given, "num_key_value_heads");
   given = llama();
+  given.erase("num_key_value_heads");  // as many as query heads: beyond them, too
+  given["num_attention_heads"] = 128;
+  expect_refused(given, "num_key_value_heads");
+  given = llama();
+  given["layer_types"] = json::array({"full_attention"});  // says nothing of the other layers
+  expect_refused(given, "layer_types");
+  given = llama();
   given["hidden_size"] = 4100;
   expect_refused(given, "hidden_size");
   given["head_dim"] = 33;

@@ -107,6 +107,13 @@ void refuse(FieldReader& f, bool present, const char* field, const std::string& 
   if (present) f.fail(field, what + " is not served", ErrorCode::kUnsupported);
 }
 
+// A list with one entry for each layer; draft layers, which are not run, may have theirs behind.
+void check_length(FieldReader& f, const ModelConfig& c, const char* field, size_t listed) {
+  const size_t count = c.layers.size();
+  if (f.failed() || (listed >= count && listed <= count + static_cast<size_t>(c.extra_layers))) return;
+  f.fail(field, "has " + std::to_string(listed) + " entries for " + std::to_string(count) + " layers");
+}
+
 void read_mla(FieldReader& f, ModelConfig& c) {
   c.q_lora_rank = f.integer("q_lora_rank", 1, kWidthMax, 0);
   c.latent = f.integer("kv_lora_rank", 1, kWidthMax);
@@ -132,9 +139,11 @@ void read_mla(FieldReader& f, ModelConfig& c) {
 void refuse_windows(FieldReader& f, const ModelConfig& c, const Family& family) {
   constexpr const char* kField = "use_sliding_window";
   if (f.has("layer_types")) {
-    for (const std::string& kind : f.texts("layer_types")) {
+    const std::vector<std::string> kinds = f.texts("layer_types");
+    for (const std::string& kind : kinds) {
       refuse(f, kind != "full_attention", "layer_types", "'" + kind + "'");
     }
+    check_length(f, c, "layer_types", kinds.size());
   } else if (f.boolean(kField, false) && f.has("sliding_window")) {
     const auto layers = static_cast<int64_t>(c.layers.size());
     const int64_t full = f.integer("max_window_layers", 0, kLayersMax, 0);
@@ -145,7 +154,11 @@ void refuse_windows(FieldReader& f, const ModelConfig& c, const Family& family) 
 void read_grouped(FieldReader& f, ModelConfig& c, const Family& family) {
   c.attention = AttentionKind::kGrouped;
   c.kv_heads = static_cast<int>(f.integer("num_key_value_heads", 1, kv::kMaxParts, c.heads));
-  if (!f.failed() && c.heads % c.kv_heads != 0) {
+  if (c.kv_heads > kv::kMaxParts) {
+    f.fail("num_key_value_heads", "missing, and the " + std::to_string(c.heads) +
+                                      " of num_attention_heads are more than " +
+                                      std::to_string(kv::kMaxParts));
+  } else if (!f.failed() && c.heads % c.kv_heads != 0) {
     f.fail("num_key_value_heads", "must divide num_attention_heads, " + std::to_string(c.heads));
   }
   if (!f.has("head_dim") && c.hidden % c.heads != 0) {
@@ -214,11 +227,7 @@ void read_layer_kinds(FieldReader& f, ModelConfig& c, const Family& family) {
   const auto count = static_cast<int64_t>(c.layers.size());
   if (f.has("mlp_layer_types")) {
     const std::vector<std::string> kinds = f.texts("mlp_layer_types");
-    const auto listed = static_cast<int64_t>(kinds.size());
-    if (!f.failed() && (listed < count || listed > count + c.extra_layers)) {
-      f.fail("mlp_layer_types",
-             "has " + std::to_string(listed) + " entries for " + std::to_string(count) + " layers");
-    }
+    check_length(f, c, "mlp_layer_types", kinds.size());
     for (size_t layer = 0; layer < c.layers.size() && !f.failed(); ++layer) {
       if (kinds[layer] != "dense" && kinds[layer] != "sparse") {
         f.fail("mlp_layer_types", "'" + kinds[layer] + "' is neither dense nor sparse");
@@ -348,11 +357,8 @@ void read_indexer(FieldReader& f, ModelConfig& c, bool interleaved_by_default) {
   const std::string pattern = indexer_pattern(f, count);
   if (f.failed()) return;
   const char* field = f.has("indexer_types") ? "indexer_types" : "index_topk_pattern";
-  const auto listed = static_cast<int64_t>(pattern.size());
-  if (listed < count || listed > count + c.extra_layers) {
-    f.fail(field, "has " + std::to_string(listed) + " entries for " + std::to_string(count) + " layers");
-    return;
-  }
+  check_length(f, c, field, pattern.size());
+  if (f.failed()) return;
   if (pattern[0] != 'F') {
     f.fail(field, "the first layer shares a selection, but there is none before it");
     return;
