@@ -10,7 +10,7 @@ Usage: tools/quickstart.sh [options]
 
   --context N   tokens of the first request, 2048 to 1032192 (default 32768; 131072 works too)
   --workers N   worker processes, 1 to 8 (default 4)
-  --file PATH   text to read instead of the licences in /usr/share/common-licenses
+  --file PATH   text, or a folder of texts, to read instead of /usr/share/common-licenses
   --seed N      of the planted facts; default: new ones each time
   --keep        leave the daemon running in the background and say what to try next
   --built DIR   use the programs in this build folder instead of installing and building
@@ -159,8 +159,8 @@ demo=0
 
 if [[ $keep == true && $demo == 0 ]]; then
   trap - EXIT INT TERM
-  printf -v ctl '%q' "$bin/weftctl"
-  printf -v demo_program '%q' "$bin/weft-demo"
+  printf -v ctl '%q' "$(realpath "$bin/weftctl")"
+  printf -v demo_program '%q' "$(realpath "$bin/weft-demo")"
   printf -v at -- '--state-dir %q' "$state"
   cat <<TEXT
 
