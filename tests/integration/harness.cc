@@ -78,12 +78,19 @@ bool wait_until(const std::function<bool()>& done) {
   return true;
 }
 
-bool process_lives(pid_t pid) {
-  if (::kill(pid, 0) != 0) return false;
-  // A zombie of somebody else's has ended too.
+uint64_t start_of_process(pid_t pid) {
   const std::string stat = read_file("/proc/" + std::to_string(pid) + "/stat");
-  const size_t end = stat.rfind(')');
-  return end != std::string::npos && end + 2 < stat.size() && stat[end + 2] != 'Z';
+  const size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos) return 0;
+  // Behind the name: the state, then 18 fields, then the start.
+  std::istringstream fields(stat.substr(name_end + 1));
+  std::string field;
+  fields >> field;
+  if (field == "Z") return 0;  // a zombie of somebody else's has ended too
+  for (int i = 0; i < 18; ++i) fields >> field;
+  uint64_t start = 0;
+  fields >> start;
+  return start;
 }
 
 const std::string& recall_model() {
@@ -172,8 +179,10 @@ int Daemon::wait_exit() {
 }
 
 bool Daemon::wait_workers_gone() const {
-  return std::all_of(seen_workers_.begin(), seen_workers_.end(),
-                     [](pid_t worker) { return client::wait_for_exit(worker, kPatience).has_value(); });
+  return std::all_of(seen_workers_.begin(), seen_workers_.end(), [](const auto& worker) {
+    return start_of_process(worker.first) != worker.second ||
+           client::wait_for_exit(worker.first, kPatience).has_value();
+  });
 }
 
 client::Client Daemon::client() {
@@ -207,7 +216,9 @@ std::vector<wire::WorkerStatus> Daemon::workers() {
   const wire::ControlReply reply = control(request);
   std::vector<wire::WorkerStatus> all(reply.workers().workers().begin(), reply.workers().workers().end());
   for (const wire::WorkerStatus& worker : all) {
-    if (worker.pid() != 0) seen_workers_.push_back(static_cast<pid_t>(worker.pid()));
+    const auto pid = static_cast<pid_t>(worker.pid());
+    const uint64_t start = pid != 0 ? start_of_process(pid) : 0;
+    if (start != 0) seen_workers_[pid] = start;
   }
   return all;
 }
@@ -223,8 +234,8 @@ std::string Daemon::leftovers() const {
   for (const char* name : {"/client.sock", "/control.sock"}) {
     if (fs::exists(folder_ + name)) left += std::string(name) + " ";
   }
-  for (const pid_t pid : seen_workers_) {
-    if (process_lives(pid)) left += "process " + std::to_string(pid) + " ";
+  for (const auto& [pid, start] : seen_workers_) {
+    if (start_of_process(pid) == start) left += "process " + std::to_string(pid) + " ";
   }
   return left;
 }

@@ -6,7 +6,9 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,7 +25,9 @@ inline constexpr Duration kPatience = std::chrono::seconds(120);
 // For what only looking tells (a counter of the daemon, a line in its log): looks again and again; false
 // after kPatience.
 bool wait_until(const std::function<bool()>& done);
-bool process_lives(pid_t pid);
+// When a process began, in the kernel's ticks; 0: there is none, or it has ended. A number alone names
+// nobody: the kernel gives it again.
+uint64_t start_of_process(pid_t pid);
 
 // The recall model, made once per test program, and removed at its end.
 const std::string& recall_model();
@@ -75,7 +79,7 @@ class Daemon {
   bool owns_folder_ = true;
   pid_t pid_ = -1;
   std::optional<int> exit_code_;
-  std::vector<pid_t> seen_workers_;
+  std::map<pid_t, uint64_t> seen_workers_;  // with their start
 };
 
 // What one stream got.

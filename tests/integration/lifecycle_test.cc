@@ -108,6 +108,7 @@ TEST(Lifecycle, SigtermEndsStreamsWithATypedReply) {
 TEST(Lifecycle, ShutdownOverTheControlSocket) {
   Daemon daemon(kFour);
   ASSERT_TRUE(daemon.wait_ready());
+  EXPECT_THAT(daemon.leftovers(), HasSubstr("process"));  // that there are none later says something
   wire::ControlRequest request;
   request.mutable_shutdown();
   EXPECT_TRUE(daemon.control(request).has_shutdown());
