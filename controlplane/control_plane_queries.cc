@@ -30,6 +30,7 @@ std::optional<RequestSnapshot> ControlPlane::request(RequestId id) const {
   snapshot.wish = sequence->wish;
   snapshot.placement = sequence->target();
   snapshot.origin = sequence->origin;
+  snapshot.change_waits = sequence->next.has_value();
   snapshot.switching = sequence->next.has_value() || sequence->thin;
   snapshot.arrived = sequence->arrived;
   snapshot.admitted = sequence->admitted;

@@ -32,6 +32,7 @@ void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, con
 
   sequence.computed += span.rows;
   if (span.prefill) {
+    counters_.computed_prompt_tokens += span.rows;
     notices.push_back(
         PrefillNotice{sequence.id, std::min(sequence.computed, sequence.prompt), sequence.prompt});
   }
@@ -89,7 +90,7 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
   }
   notices.emplace_back(FinishedNotice{sequence.id, reason, std::move(failure), sequence.prompt,
                                       sequence.cached, sequence.computed, sequence.answered(),
-                                      stored_bytes(sequence)});
+                                      stored_bytes(sequence), sequence.next.has_value()});
   // What a failed request has computed itself is not trusted.
   if (reason == FinishReason::kError && sequence.registered_blocks > sequence.hit_blocks) {
     const BlockId first = sequence.blocks[static_cast<size_t>(sequence.hit_blocks)];

@@ -98,16 +98,17 @@ struct FinishedNotice {
   int64_t cached_tokens = 0;    // of the prompt, served by the prefix cache
   int64_t computed_tokens = 0;  // rows acknowledged, cached ones included
   int64_t completion_tokens = 0;
-  kv::StoredBytes stored{};  // of the pages under its rows; blocks shared with others count in full
+  kv::StoredBytes stored{};   // of the pages under its rows; blocks shared with others count in full
+  bool change_waits = false;  // a regroup was accepted that no plan has applied
 };
 
 struct RegroupedNotice {
   uint64_t command = 0;
   RequestId request{};
   std::string before, after;  // "tp, index copied"
-  int64_t bytes_moved = 0;
+  int64_t bytes_moved = 0;    // by the plan that applies the change
   int64_t pages_dropped = 0;
-  Error error;  // code kOk when done
+  Error error;  // code kOk when accepted
 };
 
 using Notice = std::variant<TokenNotice, PrefillNotice, FinishedNotice, RegroupedNotice>;

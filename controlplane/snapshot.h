@@ -29,7 +29,8 @@ struct RequestSnapshot {
   GroupingWish wish;    // what was asked, as regrouped since
   Placement placement;  // how it runs; meaningless while waiting
   int origin = 0;
-  bool switching = false;  // a regroup waits for the next plan or its acknowledgement
+  bool switching = false;     // a regroup waits for the next plan or its acknowledgement
+  bool change_waits = false;  // it waits for the next plan
   Time arrived{}, admitted{};
   // Bytes of the pages under its rows, [stream][rank]; blocks shared with others count in full.
   kv::StoredBytes stored_bytes{};
@@ -39,6 +40,7 @@ struct Counters {
   int64_t plans = 0;
   int64_t prompt_tokens = 0;  // of admitted requests
   int64_t cached_tokens = 0;  // of them, served by the prefix cache
+  int64_t computed_prompt_tokens = 0;
   int64_t generated_tokens = 0;
   int64_t finished = 0, failed = 0, cancelled = 0, refused = 0;
   int64_t abandoned_plans = 0;

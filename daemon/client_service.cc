@@ -380,8 +380,8 @@ void ClientService::fill_finished(controlplane::FinishReason reason, const Reque
   to.mutable_usage()->set_prompt_tokens(static_cast<uint64_t>(record.prompt_tokens));
   to.mutable_usage()->set_cached_tokens(static_cast<uint64_t>(record.cached_tokens));
   to.mutable_usage()->set_completion_tokens(static_cast<uint64_t>(record.completion_tokens));
-  fill_trace(record, engine_->stored(record), engine_->plane().limits().rank_count, loop_.now(),
-             to.mutable_trace());
+  to.mutable_usage()->set_computed_tokens(static_cast<uint64_t>(computed_of_prompt(record)));
+  engine_->fill_trace(record, to.mutable_trace());
 }
 
 // ---- streams

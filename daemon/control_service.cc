@@ -129,6 +129,8 @@ wire::ControlReply ControlService::status() const {
   status->set_failed(as_unsigned(counters.failed + counters.refused));
   status->set_prompt_tokens(as_unsigned(counters.prompt_tokens));
   status->set_cached_tokens(as_unsigned(counters.cached_tokens));
+  status->set_computed_prompt_tokens(as_unsigned(counters.computed_prompt_tokens));
+  status->set_cancelled(as_unsigned(counters.cancelled));
   status->set_generated_tokens(as_unsigned(counters.generated_tokens));
   status->set_steps(view.engine->metrics().steps);
   fill_crossed(view.engine->metrics().crossed, status->mutable_crossed());
@@ -179,8 +181,7 @@ ControlService::Answer ControlService::explain(const wire::ExplainRequest& reque
   wire::ControlReply reply;
   wire::ExplainReply* explain = reply.mutable_explain();
   fill_status(*record, explain->mutable_status());
-  fill_trace(*record, view.engine->stored(*record), view.options->workers, loop_.now(),
-             explain->mutable_trace());
+  view.engine->fill_trace(*record, explain->mutable_trace());
   fill_costs(*record, view.engine->plane(), view.fleet->model(), explain->mutable_costs());
   return reply;
 }
@@ -238,7 +239,7 @@ ControlService::Answer ControlService::record(const wire::RecordRequest& request
     reply.mutable_record()->set_path(path);
     return reply;
   }
-  reply.mutable_record()->set_path(recorder.path());
+  if (recorder.on()) reply.mutable_record()->set_path(recorder.path());
   recorder.stop();
   end(journalled, "ok");
   return reply;
@@ -246,17 +247,17 @@ ControlService::Answer ControlService::record(const wire::RecordRequest& request
 
 // ---- regroup
 
-Result<void> ControlService::set_defaults(const wire::RegroupRequest& request) {
+Result<controlplane::GroupingWish> ControlService::set_defaults(const wire::RegroupRequest& request) {
   TRY(const controlplane::GroupingWish wish,
       validate_grouping(request.prefill(), request.decode(), request.index(), *view.defaults,
                         view.options->workers));
-  if (request.dry_run()) return {};
+  if (request.dry_run()) return wish;
   // Remembered first: defaults that could not be written down are not taken.
   TRY_VOID(view.journal->set_wanted({{"prefill", kv::split_name(wish.prefill)},
                                      {"decode", kv::decode_name(wish.decode)},
                                      {"index", kv::index_name(wish.index)}}));
   *view.defaults = wish;
-  return {};
+  return wish;
 }
 
 void ControlService::regroup(const wire::RegroupRequest& request, ControlEndpoint::Reply reply) {
@@ -281,11 +282,14 @@ void ControlService::regroup(const wire::RegroupRequest& request, ControlEndpoin
   regroup.journal_id = begin("regroup", regroup_detail(request));
   regroup.send = std::move(reply);
   regroup.reply.mutable_regroup();
+  regroup.defaults = *view.defaults;
   if (request.defaults()) {
-    if (auto set = set_defaults(request); !set) {
+    const auto set = set_defaults(request);
+    if (!set) {
       end(regroup.journal_id, set.error().text());
       return regroup.send(error_reply(set.error()));
     }
+    regroup.defaults = *set;
   }
   for (auto id = targets.begin(); id != targets.end();) {
     const auto live = check_live(*id);
@@ -342,9 +346,9 @@ void ControlService::regrouped(const controlplane::RegroupedNotice& notice) {
 
 void ControlService::finish_regroup(Regroup& regroup) {
   wire::RegroupReply* reply = regroup.reply.mutable_regroup();
-  reply->set_prefill(kv::split_name(view.defaults->prefill));
-  reply->set_decode(kv::decode_name(view.defaults->decode));
-  reply->set_index(kv::index_name(view.defaults->index));
+  reply->set_prefill(kv::split_name(regroup.defaults.prefill));
+  reply->set_decode(kv::decode_name(regroup.defaults.decode));
+  reply->set_index(kv::index_name(regroup.defaults.index));
   int refused = 0;
   for (const wire::RegroupOutcome& outcome : reply->outcomes()) refused += outcome.has_error() ? 1 : 0;
   end(regroup.journal_id, refused == 0 ? "ok" : std::to_string(refused) + " refused");

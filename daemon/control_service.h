@@ -43,7 +43,8 @@ class ControlService {
     wire::ControlReply reply;
     ControlEndpoint::Reply send;
     int64_t journal_id = 0;
-    size_t open = 0;  // notices to come
+    controlplane::GroupingWish defaults;  // as they are then, or would be
+    size_t open = 0;                      // notices to come
   };
   using Answer = Result<wire::ControlReply>;
 
@@ -56,7 +57,8 @@ class ControlService {
   Answer record(const wire::RecordRequest& request);
   void regroup(const wire::RegroupRequest& request, ControlEndpoint::Reply reply);
   void finish_regroup(Regroup& regroup);
-  Result<void> set_defaults(const wire::RegroupRequest& request);
+  // The defaults as the request wants them; taken, unless it is a dry run.
+  Result<controlplane::GroupingWish> set_defaults(const wire::RegroupRequest& request);
 
   std::string state() const;
   void fill_status(const RequestRecord& record, wire::RequestStatus* to) const;

@@ -10,7 +10,17 @@ namespace weft::daemon {
 namespace {
 
 constexpr int kLostEpochsMax = 2;          // a plan lost with so many epochs is abandoned
-constexpr uint32_t kNoSpan = 0xffffffffu;  // of a SpanMeter: copies without a span
+constexpr uint32_t kNoSpan = 0xffffffffu;  // of a SpanMeter: the page copies of a request
+
+// The span that a meter speaks of; copies happen for the span that first reads them. Null: there is none.
+const controlplane::Span* span_of(const controlplane::Plan& plan, const wire::SpanMeter& meter) {
+  if (meter.span() < plan.spans.size()) return &plan.spans[meter.span()];
+  if (meter.span() != kNoSpan) return nullptr;
+  const auto found = std::find_if(plan.spans.begin(), plan.spans.end(), [&](const controlplane::Span& span) {
+    return number(span.request) == meter.request();
+  });
+  return found == plan.spans.end() ? nullptr : &*found;
+}
 
 }  // namespace
 
@@ -69,17 +79,16 @@ void Engine::turn() {
   plan_ahead();
 }
 
-StoredBytes Engine::stored(const RequestRecord& record) const {
+void Engine::fill_trace(const RequestRecord& record, wire::Trace* to) const {
   const auto snapshot = plane_.request(record.id);
-  return snapshot ? snapshot->stored_bytes : record.stored;
+  daemon::fill_trace(record, snapshot ? snapshot->stored_bytes : record.stored,
+                     snapshot ? snapshot->change_waits : record.change_waits, ranks(), loop_.now(), to);
 }
 
 void Engine::dispatch(const std::vector<controlplane::Notice>& notices) {
   for (const controlplane::Notice& notice : notices) {
     if (const auto* token = std::get_if<controlplane::TokenNotice>(&notice)) {
-      RequestRecord* record = book_.find(token->request);
-      if (record != nullptr && !record->first_token) record->first_token = loop_.now();
-      if (record != nullptr) record->completion_tokens = token->index + 1;
+      book_.token(*token, loop_.now());
       listener_.token(*token);
     } else if (const auto* prefill = std::get_if<controlplane::PrefillNotice>(&notice)) {
       listener_.prefill(*prefill);
@@ -91,10 +100,7 @@ void Engine::dispatch(const std::vector<controlplane::Notice>& notices) {
     } else if (const auto* regrouped = std::get_if<controlplane::RegroupedNotice>(&notice)) {
       RequestRecord* record = book_.find(regrouped->request);
       const auto snapshot = plane_.request(regrouped->request);
-      if (record != nullptr && snapshot && !(snapshot->wish == record->wish)) {
-        record->wish = snapshot->wish;  // not so after a refusal or a dry run
-        ++record->regroups;
-      }
+      if (record != nullptr && snapshot) record->wish = snapshot->wish;
       listener_.regrouped(*regrouped);
     }
   }
@@ -199,8 +205,7 @@ bool Engine::accept(int rank, const std::vector<std::byte>& bytes) {
     if (sample.span() >= spans) return false;
   }
   for (const wire::SpanMeter& meter : result.meters()) {
-    if ((meter.span() >= spans && meter.span() != kNoSpan) || meter.crossed_size() > kv::kCrossKinds)
-      return false;
+    if (span_of(flight->plan, meter) == nullptr || meter.crossed_size() > kv::kCrossKinds) return false;
   }
   compare_with_earlier_attempts(*flight, result);
   flight->results[static_cast<size_t>(rank)] = std::move(result);
@@ -231,7 +236,8 @@ void Engine::finish_done_steps() {
 void Engine::finish_step(InFlight& flight) {
   ++metrics_.steps;
   meter(flight);
-  book_.step_done(flight.plan, loop_.now() - flight.published);
+  const Time now = loop_.now();
+  book_.step_done(flight.plan, now - flight.published, now);
   // Before the notices: the step's digests belong to requests that its tokens may end.
   for (int rank = 0; rank < ranks(); ++rank) {
     for (const wire::Digest& digest : flight.results[static_cast<size_t>(rank)]->digests()) {
@@ -262,8 +268,7 @@ void Engine::meter(const InFlight& flight) {
         bytes.by_kind[static_cast<size_t>(kind)] = static_cast<int64_t>(line.crossed(kind));
       }
       metrics_.crossed += bytes;
-      const controlplane::Span* span = line.span() == kNoSpan ? nullptr : &flight.plan.spans[line.span()];
-      book_.crossed(span != nullptr ? span->request : RequestId{line.request()}, span, bytes);
+      book_.crossed(*span_of(flight.plan, line), bytes);
     }
   }
 }

@@ -72,7 +72,8 @@ class Engine {
   const controlplane::ControlPlane& plane() const { return plane_; }
   const RequestBook& book() const { return book_; }
   const EngineMetrics& metrics() const { return metrics_; }
-  StoredBytes stored(const RequestRecord& record) const;  // now, or when it ended
+  // What a request has stored and done, now or when it ended.
+  void fill_trace(const RequestRecord& record, wire::Trace* to) const;
   PlanRecorder& recorder() { return recorder_; }
 
  private:

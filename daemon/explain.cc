@@ -45,6 +45,18 @@ void fill_crossed_of_step(const kv::CostModel& model, const controlplane::Placem
   fill_crossed(kv::total_step_cost(model, span).crossed, to->mutable_per_step());
 }
 
+// Measured when it last decoded under such a grouping, dp on whichever rank; 0: it never did.
+int64_t latest_step_ns(const RequestRecord& record, const controlplane::Placement& placement) {
+  for (auto phase = record.decodes.rbegin(); phase != record.decodes.rend(); ++phase) {
+    const RanUnder& ran = phase->ran;
+    if (ran.grouping.width == placement.grouping.width && ran.grouping.c == placement.grouping.c &&
+        ran.index_c == placement.index_c && phase->steps > 0) {
+      return phase->step_ns;
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
 void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& plane,
@@ -71,7 +83,7 @@ void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& p
       fill_stored(kv::stored_bytes(limits.geometry, placement.residency, tokens, origin, limits.rank_count),
                   limits.rank_count, line->mutable_stored());
       fill_crossed_of_step(costs, placement, tokens, origin, line);
-      if (line->present()) line->set_step_ns(static_cast<uint64_t>(record.last_step_ns));
+      line->set_step_ns(static_cast<uint64_t>(latest_step_ns(record, placement)));
       if (!running) continue;
       controlplane::GroupingWish asked = snapshot->wish;
       asked.decode = wish;

@@ -10,7 +10,8 @@
 namespace weft::daemon {
 
 // One line for each decode grouping and index placement that the request could have; the present one is
-// marked. For a request that has ended nothing is marked and a change has no price.
+// marked. For a request that has ended nothing is marked and a change has no price. Where it has decoded, the
+// time of its latest step is told.
 void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& plane,
                 const wire::ModelDescription& model,
                 google::protobuf::RepeatedPtrField<wire::GroupingCost>* to);

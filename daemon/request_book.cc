@@ -1,8 +1,60 @@
 #include "daemon/request_book.h"
 
+#include <algorithm>
 #include <set>
 
 namespace weft::daemon {
+namespace {
+
+uint64_t as_unsigned(int64_t value) { return static_cast<uint64_t>(value); }
+
+// Where a decode step under `ran` counts: the latest phase, or a new one.
+DecodePhase& decode_phase(RequestRecord& record, const RanUnder& ran) {
+  if (record.decodes.empty() || !(record.decodes.back().ran == ran)) {
+    DecodePhase phase;
+    phase.ran = ran;
+    phase.began = record.last_decoded.value_or(record.first_token.value_or(record.arrived));
+    record.decodes.push_back(phase);
+  }
+  return record.decodes.back();
+}
+
+// Each phase lasts until the next begins, the last until the end. A step that was in flight when the request
+// ended is done later than that.
+void fill_decodes(const RequestRecord& record, Time end, int rank_count, wire::Trace* to) {
+  kv::CrossedBytes crossed;
+  int64_t steps = 0;
+  for (size_t i = 0; i < record.decodes.size(); ++i) {
+    const DecodePhase& phase = record.decodes[i];
+    const Time next = i + 1 < record.decodes.size() ? record.decodes[i + 1].began : end;
+    wire::DecodeTrace* line = to->add_decodes();
+    // With one rank all groupings are the same.
+    line->set_decode(rank_count == 1 ? kv::decode_name(record.wish.decode)
+                                     : decode_name_of(phase.ran, rank_count));
+    line->set_index(index_name_of(phase.ran));
+    line->set_steps(as_unsigned(phase.steps));
+    line->set_tokens(as_unsigned(phase.tokens));
+    line->set_time_ns(as_unsigned(std::max<int64_t>(0, (std::min(next, end) - phase.began).count())));
+    line->set_step_ns(as_unsigned(phase.step_ns));
+    fill_crossed(phase.crossed, line->mutable_crossed());
+    crossed += phase.crossed;
+    steps += phase.steps;
+  }
+  to->set_decode_steps(as_unsigned(steps));
+  fill_crossed(crossed, to->mutable_decode_crossed());
+}
+
+}  // namespace
+
+std::string decode_name_of(const RanUnder& ran, int rank_count) {
+  if (ran.grouping.width < rank_count) return kv::decode_name({kv::DecodeKind::kDp, 1});
+  if (ran.grouping.c == 1) return kv::decode_name({kv::DecodeKind::kTp, 1});
+  return kv::decode_name({kv::DecodeKind::kDcp, ran.grouping.c});
+}
+
+const char* index_name_of(const RanUnder& ran) {
+  return kv::index_name(ran.index_c > 1 ? kv::IndexKind::kSplit : kv::IndexKind::kCopied);
+}
 
 RequestRecord& RequestBook::add(RequestRecord record) {
   const RequestId id = record.id;
@@ -28,6 +80,7 @@ void RequestBook::finish(RequestId id, const controlplane::FinishedNotice& notic
   record.computed_tokens = notice.computed_tokens;
   record.completion_tokens = notice.completion_tokens;
   record.stored = notice.stored;
+  record.change_waits = notice.change_waits;
   record.outcome = controlplane::finish_reason_name(notice.reason);
   finished_.push_back(std::move(record));
   running_.erase(found);
@@ -42,31 +95,46 @@ void RequestBook::planned(const controlplane::Plan& plan, Time now) {
   }
 }
 
-void RequestBook::crossed(RequestId id, const controlplane::Span* span, const kv::CrossedBytes& bytes) {
-  RequestRecord* record = find(id);
+void RequestBook::crossed(const controlplane::Span& span, const kv::CrossedBytes& bytes) {
+  RequestRecord* record = find(span.request);
   if (record == nullptr) return;
   const int64_t copied = bytes[kv::CrossKind::kRegroup];
   record->regroup_bytes += copied;
-  // Before the first decode step is over, copies of a request that has finished its prompt are the switch's.
-  const bool prompt_done = record->first_token.has_value();
-  if (prompt_done && !record->decode_step_done) record->switch_bytes += copied;
-  const bool prefill = span != nullptr ? span->prefill : !prompt_done;
-  (prefill ? record->prefill_crossed : record->decode_crossed) += bytes;
+  if (span.prefill) {
+    record->prefill_crossed += bytes;
+    return;
+  }
+  if (!record->last_decoded) record->switch_bytes += copied;
+  decode_phase(*record, ran_under(span)).crossed += bytes;
 }
 
-void RequestBook::step_done(const controlplane::Plan& plan, Duration took) {
+void RequestBook::step_done(const controlplane::Plan& plan, Duration took, Time now) {
   std::set<RequestId> counted;
   for (const controlplane::Span& span : plan.spans) {
     RequestRecord* record = find(span.request);
     if (record == nullptr || !counted.insert(span.request).second) continue;
+    const RanUnder ran = ran_under(span);
+    if (record->last_ran && !(*record->last_ran == ran)) ++record->regroups;
+    record->last_ran = ran;
     if (span.prefill) {
       ++record->prefill_steps;
+      auto& splits = record->prefill_ran;
+      if (std::find(splits.begin(), splits.end(), span.split) == splits.end()) splits.push_back(span.split);
     } else {
-      ++record->decode_steps;
-      record->decode_step_done = true;
-      record->last_step_ns = took.count();
+      DecodePhase& phase = decode_phase(*record, ran);
+      ++phase.steps;
+      phase.step_ns = took.count();
+      record->last_decoded = now;
     }
   }
+}
+
+void RequestBook::token(const controlplane::TokenNotice& notice, Time now) {
+  RequestRecord* record = find(notice.request);
+  if (record == nullptr) return;
+  if (!record->first_token) record->first_token = now;
+  record->completion_tokens = notice.index + 1;
+  if (notice.index > 0 && !record->decodes.empty()) ++record->decodes.back().tokens;
 }
 
 void fill_crossed(const kv::CrossedBytes& from, wire::Crossed* to) {
@@ -91,25 +159,30 @@ void fill_stored(const StoredBytes& from, int rank_count,
   }
 }
 
-void fill_trace(const RequestRecord& record, const StoredBytes& stored, int rank_count, Time now,
-                wire::Trace* to) {
+int64_t computed_of_prompt(const RequestRecord& record) {
+  return std::max<int64_t>(0, std::min(record.computed_tokens, record.prompt_tokens) - record.cached_tokens);
+}
+
+void fill_trace(const RequestRecord& record, const StoredBytes& stored, bool change_waits, int rank_count,
+                Time now, wire::Trace* to) {
   to->set_prefill(kv::split_name(record.wish.prefill));
   to->set_decode(kv::decode_name(record.wish.decode));
   to->set_index(kv::index_name(record.wish.index));
   const Time end = record.ended.value_or(now);
   const Time planned = record.first_planned.value_or(end);
   const Time token = record.first_token.value_or(end);
-  to->set_queued_ns(static_cast<uint64_t>((planned - record.arrived).count()));
-  to->set_prefill_ns(static_cast<uint64_t>((token - planned).count()));
-  to->set_decode_ns(static_cast<uint64_t>((end - token).count()));
-  to->set_prefill_steps(static_cast<uint64_t>(record.prefill_steps));
-  to->set_decode_steps(static_cast<uint64_t>(record.decode_steps));
+  to->set_queued_ns(as_unsigned((planned - record.arrived).count()));
+  to->set_prefill_ns(as_unsigned((token - planned).count()));
+  to->set_decode_ns(as_unsigned((end - token).count()));
+  to->set_prefill_steps(as_unsigned(record.prefill_steps));
+  for (const kv::Split split : record.prefill_ran) to->add_prefill_ran(kv::split_name(split));
   fill_stored(stored, rank_count, to->mutable_stored());
   fill_crossed(record.prefill_crossed, to->mutable_prefill_crossed());
-  fill_crossed(record.decode_crossed, to->mutable_decode_crossed());
-  to->set_switch_bytes(static_cast<uint64_t>(record.switch_bytes));
-  to->set_regroup_bytes(static_cast<uint64_t>(record.regroup_bytes));
-  to->set_regroups(static_cast<uint64_t>(record.regroups));
+  fill_decodes(record, end, rank_count, to);
+  to->set_switch_bytes(as_unsigned(record.switch_bytes));
+  to->set_regroup_bytes(as_unsigned(record.regroup_bytes));
+  to->set_regroups(as_unsigned(record.regroups));
+  to->set_change_waits(change_waits);
 }
 
 }  // namespace weft::daemon

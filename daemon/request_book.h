@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "controlplane/plan.h"
 #include "kv/meter.h"
@@ -22,6 +23,26 @@ namespace weft::daemon {
 
 using kv::StoredBytes;
 
+// How rows of a request ran.
+struct RanUnder {
+  kv::Grouping grouping;
+  int index_c = 1;
+  friend bool operator==(const RanUnder&, const RanUnder&) = default;
+};
+inline RanUnder ran_under(const controlplane::Span& span) { return {span.grouping, span.index_c}; }
+// "dcp(4)", "copied". The rank of dp is left out.
+std::string decode_name_of(const RanUnder& ran, int rank_count);
+const char* index_name_of(const RanUnder& ran);
+
+// Decoding under one grouping, until another follows.
+struct DecodePhase {
+  RanUnder ran;
+  Time began{};  // the end of the step before
+  int64_t steps = 0, tokens = 0;
+  int64_t step_ns = 0;  // its latest step
+  kv::CrossedBytes crossed;
+};
+
 struct RequestRecord {
   RequestId id{};
   controlplane::GroupingWish wish;
@@ -29,15 +50,18 @@ struct RequestRecord {
   int64_t cached_tokens = 0, computed_tokens = 0;  // when it ended
   Time arrived{};
   std::optional<Time> first_planned, first_token, ended;
-  int64_t prefill_steps = 0, decode_steps = 0;
-  kv::CrossedBytes prefill_crossed, decode_crossed;
+  int64_t prefill_steps = 0;
+  std::vector<kv::Split> prefill_ran;  // splits of its prefill steps, in order of their first use
+  kv::CrossedBytes prefill_crossed;
+  std::vector<DecodePhase> decodes;  // in order; the first token comes from prefill
+  std::optional<RanUnder> last_ran;  // in its latest step
+  std::optional<Time> last_decoded;  // end of its latest decode step
   int64_t switch_bytes = 0;   // copies between the last prefill step and the end of the first decode step
   int64_t regroup_bytes = 0;  // copies for it, all told
-  int64_t regroups = 0;
-  bool decode_step_done = false;
-  int64_t last_step_ns = 0;  // of its latest decode step
-  StoredBytes stored{};      // when it ended
-  std::string outcome;       // finish_reason_name; empty while it runs
+  int64_t regroups = 0;       // changes between two of its steps
+  StoredBytes stored{};       // when it ended
+  bool change_waits = false;  // when it ended: a change that was accepted never came into a step
+  std::string outcome;        // finish_reason_name; empty while it runs
 };
 
 class RequestBook {
@@ -51,9 +75,11 @@ class RequestBook {
 
   // A plan is given out: queueing ends with the first, and steps are counted.
   void planned(const controlplane::Plan& plan, Time now);
-  // Bytes that a step moved into all ranks together, for one span (or for its copies: span empty).
-  void crossed(RequestId id, const controlplane::Span* span, const kv::CrossedBytes& bytes);
-  void step_done(const controlplane::Plan& plan, Duration took);
+  // Bytes that a step moved into all ranks together, for one span and its copies. Before step_done.
+  void crossed(const controlplane::Span& span, const kv::CrossedBytes& bytes);
+  void step_done(const controlplane::Plan& plan, Duration took, Time now);
+  // A token that the step just done gave out.
+  void token(const controlplane::TokenNotice& notice, Time now);
 
   const std::map<RequestId, RequestRecord>& running() const { return running_; }
   const std::deque<RequestRecord>& finished() const { return finished_; }  // oldest first
@@ -66,8 +92,10 @@ class RequestBook {
 void fill_crossed(const kv::CrossedBytes& from, wire::Crossed* to);
 void fill_stored(const StoredBytes& from, int rank_count,
                  google::protobuf::RepeatedPtrField<wire::RankStored>* to);
+// Prompt tokens that were computed for it, of the rows it has.
+int64_t computed_of_prompt(const RequestRecord& record);
 // Times of phases that are not over count up to `now`.
-void fill_trace(const RequestRecord& record, const StoredBytes& stored, int rank_count, Time now,
-                wire::Trace* to);
+void fill_trace(const RequestRecord& record, const StoredBytes& stored, bool change_waits, int rank_count,
+                Time now, wire::Trace* to);
 
 }  // namespace weft::daemon

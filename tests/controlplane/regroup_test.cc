@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "proto/vocab/random.h"
 #include "tests/controlplane/harness.h"
 
 namespace weft::controlplane {
@@ -177,6 +178,56 @@ TEST_F(Regroup, BetweenTwoPlansInFlightAndTwiceBeforeOneIsMade) {
   }
   h.expect_right(id);
   for (const auto& notice : h.regrouped) EXPECT_EQ(notice.error.code, ErrorCode::kOk);
+}
+
+// What was announced is what the plans copy, for every change that a plan has applied; a change that another
+// replaced first, or that came after the last row was planned, moves nothing, and the latter is told.
+TEST_F(Regroup, AnnouncedBytesAreCopiedOnceApplied) {
+  const uint64_t seed = 77;
+  SplitMix64 random(seed);
+  const auto bytes_of = [](const Harness& h, const Plan& plan) {
+    int64_t bytes = 0;
+    for (const PageCopy& copy : plan.copies) bytes += h.limits.geometry.page_bytes(copy.stream);
+    return bytes;
+  };
+  int applied = 0, replaced = 0, late = 0;
+  for (int round = 0; round < 200; ++round) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + " round " + std::to_string(round));
+    Harness h(small_limits(4, 200));
+    const RequestId id = h.submit(text(1, 18), 24);
+    int64_t announced = 0;  // by the change that waits
+    bool waits = false;
+    while (h.plane.request(id)) {
+      if (random.below(3) == 0) {
+        const auto index = random.below(2) == 0 ? kv::IndexKind::kCopied : kv::IndexKind::kSplit;
+        const int c = 1 << random.below(3);
+        const kv::DecodeKind kind = random.below(4) == 0 ? kv::DecodeKind::kDp
+                                    : c == 1             ? kv::DecodeKind::kTp
+                                                         : kv::DecodeKind::kDcp;
+        const auto before = h.plane.request(id)->placement;
+        h.feed(to(id, wish(kind, kind == kv::DecodeKind::kDcp ? c : 1, index)));
+        if (!(h.plane.request(id)->placement == before)) {
+          replaced += waits ? 1 : 0;
+          announced = h.regrouped.back().bytes_moved;
+          waits = true;
+        }
+      }
+      if (const auto plan = h.plan()) {
+        EXPECT_EQ(bytes_of(h, *plan), announced);
+        applied += announced > 0 ? 1 : 0;
+        announced = 0;
+        waits = false;
+      }
+      EXPECT_EQ(h.plane.request(id)->change_waits, waits);
+      if (h.in_flight.size() == 2 || (!h.in_flight.empty() && random.below(2) == 0)) h.run_oldest();
+    }
+    EXPECT_EQ(h.finished(id).change_waits, waits);
+    late += waits ? 1 : 0;
+    h.expect_right(id);
+  }
+  EXPECT_GT(applied, 100);
+  EXPECT_GT(replaced, 10);
+  EXPECT_GT(late, 10);
 }
 
 TEST_F(Regroup, ADryRunTellsThePriceAndChangesNothing) {

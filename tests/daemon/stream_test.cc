@@ -89,14 +89,39 @@ TEST(Stream, AGoneClientIsToldAtOnce) {
   EXPECT_EQ(stream.push("t0", Stream::Frame::kToken, Time{1}), Sent::kGone);
 }
 
-controlplane::Plan plan_of(RequestId id, bool prefill) {
+controlplane::Plan plan_of(RequestId id, bool prefill, kv::Grouping grouping = {0, 2, 1}) {
   controlplane::Plan plan;
   controlplane::Span span;
   span.request = id;
   span.prefill = prefill;
   span.rows = 1;
+  span.split = prefill ? kv::Split::kZigzag : kv::Split::kShared;
+  span.grouping = grouping;
   plan.spans.push_back(span);
   return plan;
+}
+
+kv::CrossedBytes crossed(kv::CrossKind kind, int64_t bytes) {
+  kv::CrossedBytes out;
+  out[kind] = bytes;
+  return out;
+}
+
+controlplane::FinishedNotice end_of(RequestId id, int64_t tokens) {
+  controlplane::FinishedNotice end;
+  end.request = id;
+  end.reason = controlplane::FinishReason::kLength;
+  end.prompt_tokens = 10;
+  end.cached_tokens = 4;
+  end.computed_tokens = 10 + tokens - 1;
+  end.completion_tokens = tokens;
+  return end;
+}
+
+wire::Trace trace_of(const RequestRecord& record, Time now = Time{9999}) {
+  wire::Trace trace;
+  fill_trace(record, record.stored, record.change_waits, 2, now, &trace);
+  return trace;
 }
 
 TEST(RequestBook, TraceOfARequestFromQueueToEnd) {
@@ -107,45 +132,106 @@ TEST(RequestBook, TraceOfARequestFromQueueToEnd) {
   record.arrived = Time{100};
   book.add(record);
   const auto prefill = plan_of(id, true), decode = plan_of(id, false);
-  kv::CrossedBytes rows, copies;
-  rows[kv::CrossKind::kRows] = 10;
-  copies[kv::CrossKind::kRegroup] = 64;
+  const auto rows = crossed(kv::CrossKind::kRows, 10), copies = crossed(kv::CrossKind::kRegroup, 64);
 
   book.planned(prefill, Time{150});
-  book.crossed(id, nullptr, copies);  // before the prompt is done: no switch
-  book.crossed(id, &prefill.spans[0], rows);
-  book.step_done(prefill, Duration(20));
-  book.find(id)->first_token = Time{200};
+  book.crossed(prefill.spans[0], copies);  // before the prompt is done: no switch
+  book.crossed(prefill.spans[0], rows);
+  book.step_done(prefill, Duration(20), Time{190});
+  book.token({id, 0, 5}, Time{200});
   book.planned(decode, Time{210});
-  book.crossed(id, nullptr, copies);  // this is the switch's
-  book.crossed(id, &decode.spans[0], rows);
-  book.step_done(decode, Duration(30));
-  book.crossed(id, nullptr, copies);  // a later change of mind
-  book.step_done(decode, Duration(40));
-  controlplane::FinishedNotice end;
-  end.request = id;
-  end.reason = controlplane::FinishReason::kLength;
-  end.completion_tokens = 3;
+  book.crossed(decode.spans[0], copies);  // this is the switch's
+  book.crossed(decode.spans[0], rows);
+  book.step_done(decode, Duration(30), Time{240});
+  book.token({id, 1, 5}, Time{240});
+  book.crossed(decode.spans[0], copies);  // a later change of mind
+  book.step_done(decode, Duration(40), Time{280});
+  book.token({id, 2, 5}, Time{280});
+  auto end = end_of(id, 3);
+  end.stored[0][1] = 4096;
   book.finish(id, end, Time{500});
 
   const RequestRecord& finished = *book.find(id);
   EXPECT_EQ(finished.outcome, "length");
-  EXPECT_EQ(finished.switch_bytes, 64);
-  EXPECT_EQ(finished.regroup_bytes, 192);
-  EXPECT_EQ(finished.prefill_crossed[kv::CrossKind::kRows], 10);
-  EXPECT_EQ(finished.decode_crossed[kv::CrossKind::kRegroup], 128);
-  EXPECT_EQ(finished.last_step_ns, 40);
-  wire::Trace trace;
-  StoredBytes stored{};
-  stored[0][1] = 4096;
-  fill_trace(finished, stored, 2, Time{9999}, &trace);
+  EXPECT_EQ(computed_of_prompt(finished), 6);
+  const wire::Trace trace = trace_of(finished);
+  EXPECT_EQ(trace.switch_bytes(), 64u);
+  EXPECT_EQ(trace.regroup_bytes(), 192u);
+  EXPECT_EQ(trace.prefill_crossed().rows(), 10u);
+  EXPECT_EQ(trace.decode_crossed().regroup(), 128u);
   EXPECT_EQ(trace.queued_ns(), 50u);
   EXPECT_EQ(trace.prefill_ns(), 50u);
   EXPECT_EQ(trace.decode_ns(), 300u);
   EXPECT_EQ(trace.prefill_steps(), 1u);
   EXPECT_EQ(trace.decode_steps(), 2u);
+  ASSERT_EQ(trace.decodes_size(), 1);
+  EXPECT_EQ(trace.decodes(0).decode(), "tp");
+  EXPECT_EQ(trace.decodes(0).step_ns(), 40u);
+  EXPECT_EQ(trace.regroups(), 0u);
+  EXPECT_FALSE(trace.change_waits());
   ASSERT_EQ(trace.stored_size(), 2);
   EXPECT_EQ(trace.stored(1).entries(), 4096u);
+}
+
+// Steps, tokens, time and bytes stay with the grouping that they ran under; together they are the whole.
+TEST(RequestBook, EachGroupingKeepsItsOwnFigures) {
+  RequestBook book;
+  const RequestId id{1};
+  RequestRecord record;
+  record.id = id;
+  record.wish.prefill = kv::Split::kInterleave;
+  book.add(record);
+  auto prefill = plan_of(id, true);
+  book.planned(prefill, Time{0});
+  book.step_done(prefill, Duration(10), Time{10});
+  prefill.spans[0].split = kv::Split::kShared;  // the rest of the prompt was too short to be split
+  book.step_done(prefill, Duration(10), Time{20});
+  book.token({id, 0, 5}, Time{20});
+  int64_t token = 0;
+  const auto decode = [&](kv::Grouping grouping, int index_c, int64_t bytes, int64_t now) {
+    auto plan = plan_of(id, false, grouping);
+    plan.spans[0].index_c = index_c;
+    book.crossed(plan.spans[0], crossed(kv::CrossKind::kPartials, bytes));
+    book.step_done(plan, Duration(now - 3), Time{now});
+    book.token({id, ++token, 5}, Time{now});
+  };
+  decode({0, 2, 1}, 1, 1, 30);
+  decode({0, 2, 1}, 1, 2, 45);
+  decode({0, 2, 2}, 2, 4, 60);
+  decode({1, 1, 1}, 1, 8, 80);
+  decode({0, 2, 1}, 1, 16, 100);
+  book.finish(id, end_of(id, 6), Time{100});
+  // In flight when it ended: its bytes are told, its time is none, and it gave out no token.
+  book.crossed(plan_of(id, false, {0, 2, 2}).spans[0], crossed(kv::CrossKind::kPartials, 32));
+  book.step_done(plan_of(id, false, {0, 2, 2}), Duration(1), Time{110});
+
+  const wire::Trace trace = trace_of(*book.find(id));
+  ASSERT_EQ(trace.decodes_size(), 5);
+  const struct {
+    const char *decode, *index;
+    uint64_t steps, tokens, time, bytes;
+  } expected[] = {{"tp", "copied", 2, 2, 25, 3},
+                  {"dcp(2)", "split", 1, 1, 15, 4},
+                  {"dp", "copied", 1, 1, 20, 8},
+                  {"tp", "copied", 1, 1, 20, 16},
+                  {"dcp(2)", "copied", 1, 0, 0, 32}};
+  for (int i = 0; i < 5; ++i) {
+    const wire::DecodeTrace& line = trace.decodes(i);
+    EXPECT_EQ(line.decode(), expected[i].decode) << i;
+    EXPECT_EQ(line.index(), expected[i].index) << i;
+    EXPECT_EQ(line.steps(), expected[i].steps) << i;
+    EXPECT_EQ(line.tokens(), expected[i].tokens) << i;
+    EXPECT_EQ(line.time_ns(), expected[i].time) << i;
+    EXPECT_EQ(line.crossed().partials(), expected[i].bytes) << i;
+  }
+  EXPECT_EQ(trace.decode_steps(), 6u);
+  EXPECT_EQ(trace.decode_ns(), 80u);
+  EXPECT_EQ(trace.decode_crossed().partials(), 63u);
+  EXPECT_EQ(trace.regroups(), 4u);
+  EXPECT_EQ(trace.prefill(), "interleave");
+  ASSERT_EQ(trace.prefill_ran_size(), 2);
+  EXPECT_EQ(trace.prefill_ran(0), "zigzag");
+  EXPECT_EQ(trace.prefill_ran(1), "none");
 }
 
 TEST(RequestBook, KeepsTheLastFinishedOnly) {
