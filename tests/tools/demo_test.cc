@@ -91,10 +91,10 @@ TEST(LongPrompt, TheLicencesMakeAPrompt) {
   const auto source = read_source(kDefaultFolder);
   if (!source) GTEST_SKIP() << "this system ships no licences";
   for (const size_t tokens : {size_t{32768}, size_t{131072}, size_t{1} << 20}) {
-    const auto prompt = build_prompt({tokens, 7, *source});
+    const auto prompt = build_prompt({tokens, 7, source->text});
     ASSERT_TRUE(prompt);
     expect_kept(*prompt, tokens);
-    EXPECT_EQ(prompt->made_bytes > 0, tokens > source->size());
+    EXPECT_EQ(prompt->made_bytes > 0, tokens > source->text.size());
   }
 }
 
@@ -137,14 +137,26 @@ TEST(SourceText, AFolderCountsEachContentOnce) {
   std::ofstream(folder / "b") << "second";
   std::ofstream(folder / "a") << "first";
   std::ofstream(folder / "c") << "second";
-  std::ofstream(folder / "z") << "caf\xe9" << '\0';
+  std::ofstream(folder / "y") << "caf\xe9 noir";
+  std::ofstream(folder / "z") << "caf\u00e9" << '\0';
   fs::create_symlink("a", folder / "link");
   const auto text = read_source(folder);
   const auto file = read_source(folder / "b");
+  const auto garbled = read_source(folder / "y");
+  for (const char* name : {"a", "b", "c", "z", "link"}) fs::remove(folder / name);
+  const auto nothing_else = read_source(folder);
   fs::remove_all(folder);
   ASSERT_TRUE(text && file);
-  EXPECT_EQ(*text, "first\n\nsecond\n\ncaf?\n\n");
-  EXPECT_EQ(*file, "second");
+  EXPECT_EQ(text->text, "first\n\nsecond\n\ncaf\u00e9\n\n");
+  EXPECT_EQ(text->skipped_files, 1u);
+  EXPECT_EQ(file->text, "second");
+  EXPECT_EQ(file->skipped_files, 0u);
+  ASSERT_FALSE(garbled);
+  EXPECT_EQ(garbled.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(garbled.error().field, "--file");
+  EXPECT_EQ(garbled.error().message, (folder / "y").string() + " is not UTF-8: byte 3 begins no character");
+  ASSERT_FALSE(nothing_else);
+  EXPECT_THAT(nothing_else.error().message, HasSubstr("(1 file skipped: it is not UTF-8)"));
   const auto missing = read_source(folder);
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
@@ -206,9 +218,18 @@ struct Lookup {
     finished.set_reason("length");
     finished.mutable_usage()->set_prompt_tokens(prompts.back().size() + extra_tokens);
     finished.mutable_usage()->set_cached_tokens(shared);
+    finished.mutable_usage()->set_computed_tokens(prompts.back().size() + extra_tokens - shared);
     finished.mutable_usage()->set_completion_tokens(request.generate().max_tokens());
     finished.mutable_trace()->set_prefill("zigzag");
     finished.mutable_trace()->set_decode("dcp(4)");
+    for (const char* decode : {"tp", "dcp(4)"}) {  // regrouped on the way
+      auto& line = *finished.mutable_trace()->add_decodes();
+      line.set_decode(decode);
+      line.set_index("split");
+      line.set_tokens(3);
+      line.set_steps(3);
+      line.set_time_ns(100'000'000);
+    }
     finished.mutable_trace()->set_prefill_ns(1'000'000'000);
     finished.mutable_trace()->set_switch_bytes(switch_bytes);
     finished.mutable_trace()->mutable_prefill_crossed()->set_rows(12345);
@@ -245,8 +266,10 @@ TEST(Demo, AGoodRunIsReportedAsGood) {
   Lookup lookup;
   const DemoOutcome outcome = demo(lookup, "table");
   EXPECT_TRUE(outcome.good) << outcome.out;
-  for (const char* text : {"All 3 answers are right.", "Moved at the switch from prefill to decode: 0 B",
-                           "zigzag", "dcp(4)", "8,192", "25 %", "12.1 KiB", "The document was read once."}) {
+  for (const char* text :
+       {"All 3 answers are right.", "Moved at the switch from prefill to decode: 0 B", "zigzag", "dcp(4)",
+        "8,192", "25 %", "12.1 KiB", "The document was read once.", "decode   tp, index split",
+        "decode   dcp(4), index split", "The first token of an answer comes from prefill"}) {
     EXPECT_THAT(outcome.out, HasSubstr(text));
   }
   lookup.daemon.stop();  // its thread wrote them

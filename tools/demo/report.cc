@@ -30,8 +30,6 @@ std::string bare(const std::string& answer) {
   return last == std::string::npos ? answer : answer.substr(first, last - first + 1);
 }
 
-uint64_t computed_tokens(const wire::Usage& usage) { return usage.prompt_tokens() - usage.cached_tokens(); }
-
 // The first token of an answer comes out of the last prefill step.
 uint64_t decoded_tokens(const wire::Usage& usage) {
   return usage.completion_tokens() > 0 ? usage.completion_tokens() - 1 : 0;
@@ -58,15 +56,16 @@ std::string phases_table(const Report& report, const ctl::Terminal& terminal) {
   for (size_t i = 0; i < report.turns.size(); ++i) {
     const auto& usage = report.turns[i].finished.usage();
     const auto& trace = report.turns[i].finished.trace();
-    table.add({std::to_string(i + 1), "prefill", trace.prefill(), count(computed_tokens(usage)),
+    table.add({std::to_string(i + 1), "prefill", ctl::prefill_text(trace), count(usage.computed_tokens()),
                count(usage.cached_tokens()), count(trace.prefill_steps()),
                ctl::human_time(trace.prefill_ns()),
-               ctl::human_rate(computed_tokens(usage), trace.prefill_ns())});
-    table.add({"", "decode", trace.decode(), count(decoded_tokens(usage)), "", count(trace.decode_steps()),
-               ctl::human_time(trace.decode_ns()),
-               ctl::human_rate(decoded_tokens(usage), trace.decode_ns())});
+               ctl::human_rate(usage.computed_tokens(), trace.prefill_ns())});
+    for (const wire::DecodeTrace& decode : trace.decodes()) {
+      table.add({"", "decode", ctl::decode_text(decode), count(decode.tokens()), "", count(decode.steps()),
+                 ctl::human_time(decode.time_ns()), ctl::human_rate(decode.tokens(), decode.time_ns())});
+    }
   }
-  return table.text(terminal);
+  return table.text(terminal) + ctl::kFirstTokenNote;
 }
 
 // Bytes of the first turn's entries if they are stored once. What the last token adds is never stored.
@@ -209,6 +208,7 @@ ctl::Json report_json(const Report& report) {
   return {{"context", report.context},
           {"document_tokens", report.document_tokens},
           {"seed", report.seed},
+          {"skipped_files", report.skipped_files},
           {"model", report.status.model()},
           {"workers", report.status.workers()},
           {"turns", turns},

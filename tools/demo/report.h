@@ -28,6 +28,7 @@ struct Report {
   size_t context = 0;
   size_t document_tokens = 0;
   uint64_t seed = 0;
+  size_t skipped_files = 0;  // of the source: not UTF-8
   wire::StatusReply status;  // when the demo began
   std::vector<Turn> turns;
 

@@ -18,16 +18,17 @@ namespace {
 std::string count(uint64_t value) { return human_count(static_cast<int64_t>(value)); }
 
 // The licences may be missing on a small system; a file that the user named may not.
-Result<std::string> source_text(const DemoOptions& options) {
+Result<Source> source_text(const DemoOptions& options) {
   if (!options.source.empty()) return read_source(options.source);
-  auto text = read_source(kDefaultFolder);
-  return text ? std::move(text) : Result<std::string>(std::string());
+  auto source = read_source(kDefaultFolder);
+  return source ? std::move(source) : Result<Source>(Source());
 }
 
-void introduce(const DemoOptions& options, const LongPrompt& prompt, const wire::StatusReply& status,
-               ctl::Context& context) {
+void introduce(const DemoOptions& options, size_t skipped_files, const LongPrompt& prompt,
+               const wire::StatusReply& status, ctl::Context& context) {
   const auto& terminal = context.terminal;
-  const std::string source = options.source.empty() ? kDefaultFolder : options.source;
+  std::string source = options.source.empty() ? kDefaultFolder : options.source;
+  if (skipped_files > 0) source += " (" + skipped_text(skipped_files) + ")";
   std::string stations;
   for (const Fact& fact : prompt.facts) stations += (stations.empty() ? "" : ", ") + fact.station;
   ctl::Table table({{"", false}, {"", false}});
@@ -112,8 +113,8 @@ Result<Turn> ask_for(const Fact& fact, const wire::GenerateRequest& request,
 }  // namespace
 
 Result<bool> run_demo(const DemoOptions& options, ctl::Context& context) {
-  PromptOptions prompt_options{options.context, options.seed, {}};
-  TRY(prompt_options.source, source_text(options));
+  TRY(const Source source, source_text(options));
+  const PromptOptions prompt_options{options.context, options.seed, source.text};
   TRY(const LongPrompt prompt, build_prompt(prompt_options));
   wire::ControlRequest status_request;
   status_request.mutable_status();
@@ -121,7 +122,8 @@ Result<bool> run_demo(const DemoOptions& options, ctl::Context& context) {
   TRY_VOID(check_room(prompt, status.status()));
   TRY(auto client, ctl::connect_client(context));
 
-  Report report{options.context, prompt.document.size(), options.seed, status.status(), {}};
+  Report report{options.context,      prompt.document.size(), options.seed,
+                source.skipped_files, status.status(),        {}};
   wire::GenerateRequest request = common_request(options, context.arguments);
   std::string conversation = prompt.document;
   for (size_t i = 0; i < prompt.facts.size(); ++i) {
@@ -129,7 +131,7 @@ Result<bool> run_demo(const DemoOptions& options, ctl::Context& context) {
     conversation += fact.question();
     const auto accepted = [&](const wire::Accepted& reply) {
       if (context.arguments.json()) return;
-      if (i == 0) introduce(options, prompt, status.status(), context);
+      if (i == 0) introduce(options, source.skipped_files, prompt, status.status(), context);
       context.out << "[" << i + 1 << "/" << prompt.facts.size() << "] " << count(reply.prompt_tokens())
                   << " tokens\n"
                   << std::flush;

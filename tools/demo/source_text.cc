@@ -15,22 +15,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string cleaned(std::string text) {
+std::string file_bytes(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string without_zeros(std::string text) {
   text.erase(std::remove(text.begin(), text.end(), '\0'), text.end());
-  if (!is_utf8(text)) {
-    for (char& byte : text) {
-      if (static_cast<unsigned char>(byte) >= 0x80) byte = '?';
-    }
-  }
   return text;
 }
 
-std::string file_text(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return cleaned({std::istreambuf_iterator<char>(file), {}});
-}
-
-std::string folder_text(const fs::path& folder) {
+Source folder_text(const fs::path& folder) {
   std::vector<fs::path> paths;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
@@ -38,11 +33,16 @@ std::string folder_text(const fs::path& folder) {
   }
   std::sort(paths.begin(), paths.end());
   std::set<std::string> seen;
-  std::string out;
+  Source out;
   for (const fs::path& path : paths) {
-    std::string text = file_text(path);
+    std::string text = file_bytes(path);
+    if (!is_utf8(text)) {
+      ++out.skipped_files;
+      continue;
+    }
+    text = without_zeros(std::move(text));
     if (text.empty() || !seen.insert(text).second) continue;
-    out += text + "\n\n";
+    out.text += text + "\n\n";
   }
   return out;
 }
@@ -54,11 +54,31 @@ const char* pick(SplitMix64& random, const char* const (&words)[kCount]) {
 
 }  // namespace
 
-Result<std::string> read_source(const std::string& path) {
+Result<Source> read_source(const std::string& path) {
   std::error_code ignored;
-  std::string text = fs::is_directory(path, ignored) ? folder_text(path) : file_text(path);
-  if (text.empty()) return error(ErrorCode::kNotFound, "no text in " + path, "--file");
-  return text;
+  Source source;
+  if (fs::is_directory(path, ignored)) {
+    source = folder_text(path);
+  } else {
+    source.text = file_bytes(path);
+    const size_t valid = utf8_valid_prefix(source.text);
+    if (valid < source.text.size()) {
+      return error(ErrorCode::kInvalidArgument,
+                   path + " is not UTF-8: byte " + std::to_string(valid) + " begins no character", "--file");
+    }
+    source.text = without_zeros(std::move(source.text));
+  }
+  if (source.text.empty()) {
+    const std::string skipped =
+        source.skipped_files == 0 ? "" : " (" + skipped_text(source.skipped_files) + ")";
+    return error(ErrorCode::kNotFound, "no text in " + path + skipped, "--file");
+  }
+  return source;
+}
+
+std::string skipped_text(size_t files) {
+  return files == 1 ? "1 file skipped: it is not UTF-8"
+                    : std::to_string(files) + " files skipped: they are not UTF-8";
 }
 
 std::string made_text(uint64_t seed, size_t bytes) {
