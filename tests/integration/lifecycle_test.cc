@@ -188,8 +188,9 @@ TEST(Lifecycle, ARecordingIsShownByWeftctl) {
   const Answer answer = run_request(client, text_request(prompt_with_fact(1000, "Vega-7c41", "20586"), 5));
   record.mutable_record()->set_on(false);
   EXPECT_EQ(daemon.control(record).record().path(), path);
+  EXPECT_EQ(daemon.control(record).record().path(), "") << "there is none to end";
   (void)run_request(client, text_request("abc", 5));  // not recorded
-  const Finished shown = run_program({WEFT_WEFTCTL, "plans", path});
+  const Finished shown = run_program({WEFT_WEFTCTL, "plans", path, "--all"});
   EXPECT_EQ(shown.exit_code, 0) << shown.errors;
   const auto& trace = answer.finished.trace();
   const auto lines = std::count(shown.output.begin(), shown.output.end(), '\n') - 1;

@@ -138,6 +138,8 @@ TEST(Parse, NoCommandShowsTheCommands) {
   EXPECT_EQ(outcome.out, "");
   EXPECT_EQ(outcome.err, short_help());
   for (const Command& command : commands()) EXPECT_THAT(outcome.err, HasSubstr("\n  " + command.name + " "));
+  const Json version = Json::parse(run({"--version", "-o", "json"}).out, nullptr, false);
+  EXPECT_TRUE(version["version"]["weftctl"]["version"].is_string());
   const Json document = Json::parse(run({"-o", "json"}).err, nullptr, false);
   ASSERT_TRUE(document.is_object());
   EXPECT_EQ(document["error"]["exit"], 2);
@@ -161,6 +163,17 @@ TEST(Help, NamesEveryCommandAndOption) {
     }
   }
   EXPECT_EQ(run({"help", "no-such-command"}).code, kExitUsage);
+}
+
+TEST(Help, IsADocumentWhereJsonWasAskedFor) {
+  for (const Words& words : {Words{"help"}, Words{"help", "explain"}, Words{"explain", "--help"},
+                             Words{"--help"}, Words{"help", "--markdown"}}) {
+    Words json = words;
+    json.insert(json.end(), {"-o", "json"});
+    const Json document = Json::parse(run(json).out, nullptr, false);
+    ASSERT_TRUE(document.is_object()) << words.front();
+    EXPECT_EQ(document["help"]["text"], run(words).out);
+  }
 }
 
 // Every example in the help must parse.
@@ -230,6 +243,8 @@ TEST(ExitCodes, NoDaemonIs69ForEveryCommandThatNeedsOne) {
     EXPECT_EQ(document["schema"], kJsonSchema);
     EXPECT_EQ(document["error"]["code"], "unavailable");
     EXPECT_EQ(document["error"]["exit"], 69);
+    EXPECT_THAT(document["error"]["hint"].get<std::string>(), HasSubstr("start weftd"));
+    EXPECT_EQ(json.out, "") << "one document";
   }
 }
 
@@ -261,6 +276,11 @@ wire::StatusReply some_status() {
   pool.mutable_entries()->set_free(990);
   pool.mutable_entries()->set_page_bytes(65536);
   status.mutable_crossed()->set_rows(3 << 20);
+  status.set_finished(5);
+  status.set_cancelled(2);
+  status.set_prompt_tokens(9000);
+  status.set_computed_prompt_tokens(5120);
+  status.set_cached_tokens(3000);
   return status;
 }
 
@@ -281,8 +301,10 @@ TEST(Status, TableAndJsonShowTheSameReply) {
   });
   const Outcome table = run(at(daemon, {"status"}));
   EXPECT_EQ(table.code, kExitOk) << table.err;
-  for (const char* text : {"ready", "recall (glm_moe_dsa)", "prefill zigzag, decode dcp(4), index copied",
-                           "1,000", "64,000 tokens per rank", "64.0 KiB", "rows", "3.0 MiB"}) {
+  for (const char* text :
+       {"ready", "recall (glm_moe_dsa)", "prefill zigzag, decode dcp(4), index copied", "1,000",
+        "64,000 tokens per rank", "64.0 KiB", "rows", "3.0 MiB", "5 finished, 2 cancelled, 0 failed",
+        "5,120 of prompts computed, 3,000 from the prefix cache"}) {
     EXPECT_THAT(table.out, HasSubstr(text));
   }
   EXPECT_THAT(table.out, Not(HasSubstr("\033"))) << "not a terminal";
@@ -370,6 +392,32 @@ TEST_F(Plans, OneLinePerStep) {
   EXPECT_EQ(document["plans"]["steps"][0]["spans"][0]["start"], 4096);
 }
 
+// Equal decode steps are one line, as long as nothing else happens and no step is missing.
+TEST_F(Plans, RunsOfEqualDecodeStepsAreFolded) {
+  const auto decode = [&](uint64_t step, uint32_t c, int copies = 0) {
+    wire::StepPlan plan;
+    plan.set_step(step);
+    add_span(plan, 5, 1, c).set_start(static_cast<uint32_t>(step));
+    for (int i = 0; i < copies; ++i) plan.add_copies();
+    add(plan);
+  };
+  for (uint64_t step = 12; step <= 611; ++step) decode(step, 4);
+  decode(612, 1, 3);
+  decode(613, 1);
+  decode(614, 1);
+  decode(620, 1);
+  const Outcome folded = run({"plans", path_});
+  EXPECT_EQ(folded.out,
+            "   step  prefill  decode  copies  spans\n"
+            " 12\u2013611        0       1       0  dcp(4): 5\n"
+            "    612        0       1       3  tp: 5\n"
+            "613\u2013614        0       1       0  tp: 5\n"
+            "    620        0       1       0  tp: 5\n");
+  const Outcome all = run({"plans", path_, "--all"});
+  EXPECT_EQ(std::count(all.out.begin(), all.out.end(), '\n'), 1 + 600 + 4);
+  EXPECT_EQ(Json::parse(run({"plans", path_, "-o", "json"}).out)["plans"]["steps"].size(), 604u);
+}
+
 TEST_F(Plans, ABreakIsToldAfterWhatCameBeforeIt) {
   record_two();
   std::filesystem::resize_file(path_, std::filesystem::file_size(path_) - 3);
@@ -377,6 +425,11 @@ TEST_F(Plans, ABreakIsToldAfterWhatCameBeforeIt) {
   EXPECT_EQ(outcome.code, kExitFailed);
   EXPECT_THAT(outcome.out, HasSubstr("prefill 7"));
   EXPECT_THAT(outcome.err, HasSubstr("breaks off within plan 2"));
+  const Outcome json = run({"plans", path_, "-o", "json"});
+  EXPECT_EQ(json.out, "");
+  const Json document = Json::parse(json.err, nullptr, false);
+  EXPECT_EQ(document["error"]["code"], "bad_message");
+  EXPECT_EQ(document["plans"]["steps"].size(), 1u);
 }
 
 TEST_F(Plans, OtherFilesAreRefused) {
@@ -452,6 +505,19 @@ TEST(Regroup, SendsWhatWasSaid) {
   EXPECT_TRUE(seen.defaults());
   EXPECT_TRUE(seen.dry_run());
   EXPECT_FALSE(seen.all_running());
+  EXPECT_THAT(outcome.out, HasSubstr("defaults would be: "));
+  const Outcome taken = run(at(daemon, {"regroup", "7", "8", "--decode", "dcp4", "--defaults"}));
+  EXPECT_THAT(taken.out, HasSubstr("will drop"));
+  EXPECT_THAT(taken.out, HasSubstr("Each changes with its next step"));
+  EXPECT_THAT(taken.out, HasSubstr("defaults: "));
+  const Outcome json = run(at(daemon, {"regroup", "7", "8", "--decode", "dcp4", "-o", "json"}));
+  EXPECT_EQ(json.code, kExitNotFound);
+  EXPECT_EQ(json.out, "") << "one document";
+  const Json document = Json::parse(json.err, nullptr, false);
+  EXPECT_EQ(document["error"]["code"], "not_found");
+  EXPECT_EQ(document["error"]["hint"], "");
+  EXPECT_EQ(document["regroup"]["outcomes"][0]["pages_dropped"], 12);
+  EXPECT_EQ(document["regroup"]["outcomes"][1]["error"]["code"], "not_found");
 }
 
 TEST(Regroup, NeedsATargetAndAChange) {
@@ -477,7 +543,14 @@ TEST(Cancel, TriesAllAndReportsTheFirstFailure) {
   const Outcome outcome = run(at(daemon, {"cancel", "1", "2", "3", "-o", "json"}));
   EXPECT_EQ(outcome.code, kExitNotFound);
   EXPECT_EQ(seen, (std::vector<uint64_t>{1, 2, 3}));
-  EXPECT_EQ(Json::parse(outcome.out)["cancel"]["requests"], (std::vector<uint64_t>{1, 3}));
+  EXPECT_EQ(outcome.out, "") << "one document";
+  const Json document = Json::parse(outcome.err);
+  EXPECT_EQ(document["error"]["exit"], kExitNotFound);
+  EXPECT_EQ(document["cancel"]["requests"], (std::vector<uint64_t>{1, 3}));
+  EXPECT_EQ(document["cancel"]["failed"][0]["request"], 2);
+  EXPECT_EQ(document["cancel"]["failed"][0]["error"]["code"], "not_found");
+  EXPECT_EQ(run(at(daemon, {"cancel", "1", "-o", "json"})).out,
+            "{\"schema\":1,\"cancel\":{\"requests\":[1],\"failed\":[]}}\n");
   const Outcome text = run(at(daemon, {"cancel", "4", "2"}));
   EXPECT_EQ(text.code, kExitRefused) << "of the first";
   EXPECT_EQ(text.err, "error: failed_precondition\nerror: not_found\n");
@@ -522,6 +595,7 @@ TEST(Stop, WaitsForTheProcess) {
 struct Answering {
   wire::GenerateRequest seen;  // of the fake's thread: read it through asked()
   std::string reason = "length";
+  uint64_t tokens = 2;
   FakeDaemon daemon{
       [this](const wire::ClientRequest& request, const FakeDaemon::Send& send) {
         seen = request.generate();
@@ -533,7 +607,7 @@ struct Answering {
           reply.mutable_digest()->set_sha256(std::string(32, static_cast<char>('0' + position)));
           send(reply);
         }
-        for (uint64_t i = 0; i < 2; ++i) {
+        for (uint64_t i = 0; i < tokens; ++i) {
           reply.mutable_token()->set_index(i);
           reply.mutable_token()->set_token(static_cast<uint32_t>(97 + i));
           reply.mutable_token()->set_text(i == 0 ? "a" : "b");
@@ -660,6 +734,22 @@ TEST(Generate, AFailedStreamFails) {
   EXPECT_THAT(failed.err, HasSubstr("error: numerical"));
 }
 
+TEST(Generate, ARefusedStreamWritesNothing) {
+  Answering refusing;
+  refusing.reason = "error";
+  refusing.tokens = 0;
+  const Outcome refused = run(at(refusing.daemon, {"generate", "p"}));
+  EXPECT_EQ(refused.code, kExitFailed);
+  EXPECT_EQ(refused.out, "");
+  Answering failing;
+  failing.reason = "error";
+  const Outcome json = run(at(failing.daemon, {"generate", "p", "-o", "json"}));
+  EXPECT_EQ(json.out, "");
+  const Json document = Json::parse(json.err, nullptr, false);
+  EXPECT_EQ(document["error"]["code"], "numerical");
+  EXPECT_EQ(document["generate"]["text"], "ab");
+}
+
 // Cancelled by somebody else: a failure, but not an interrupt.
 TEST(Generate, ACancelledStreamIsNotAnInterrupt) {
   Answering cancelled;
@@ -686,6 +776,105 @@ TEST(PositionDigests, OrderAndRepetitionDoNotMatter) {
 }
 
 // ---- text
+
+void add_decode(wire::Trace& trace, const char* decode, const char* index, uint64_t tokens, uint64_t ms) {
+  wire::DecodeTrace& line = *trace.add_decodes();
+  line.set_decode(decode);
+  line.set_index(index);
+  line.set_steps(tokens);
+  line.set_tokens(tokens);
+  line.set_time_ns(ms * 1'000'000);
+  line.mutable_crossed()->set_rows(tokens << 10);
+  trace.set_decode_steps(trace.decode_steps() + tokens);
+}
+
+wire::ExplainReply some_explain(const char* state) {
+  wire::ExplainReply reply;
+  auto& status = *reply.mutable_status();
+  status.set_request(7);
+  status.set_state(state);
+  status.set_prompt_tokens(1000);
+  status.set_cached_tokens(200);
+  status.set_computed_tokens(1040);
+  status.set_completion_tokens(41);
+  status.set_max_tokens(41);
+  status.set_prefill("zigzag");
+  status.set_decode("dcp(4)");
+  status.set_index("split");
+  auto& trace = *reply.mutable_trace();
+  trace.set_prefill("zigzag");
+  trace.add_prefill_ran("none");
+  trace.set_prefill_steps(1);
+  trace.set_prefill_ns(1'000'000'000);
+  for (const char* decode : {"tp", "dcp(4)"}) {
+    auto& cost = *reply.add_costs();
+    cost.set_decode(decode);
+    cost.set_index("split");
+    cost.set_change_bytes(3 << 20);
+  }
+  reply.mutable_costs(0)->set_step_ns(25'000'000);
+  return reply;
+}
+
+TEST(Explain, OneLineForEachGroupingItDecodedUnder) {
+  wire::ExplainReply reply = some_explain("decode");
+  auto& trace = *reply.mutable_trace();
+  add_decode(trace, "tp", "copied", 10, 250);
+  add_decode(trace, "dcp(4)", "split", 30, 500);
+  trace.set_regroups(1);
+  trace.set_regroup_bytes(45 << 20);
+  reply.mutable_costs(1)->set_present(true);
+  const std::string view = explain_view(reply, {});
+  EXPECT_THAT(view, HasSubstr("phase    grouping             tokens  steps    time  tokens/s  crossed\n"
+                              "prefill  none                    800      1  1.00 s       800  nothing\n"
+                              "decode   tp                       10     10  250 ms      40.0  rows 10.0 KiB\n"
+                              "decode   dcp(4), index split      30     30  500 ms      60.0  rows 30.0 KiB\n"
+                              "The first token of an answer comes from prefill"));
+  EXPECT_THAT(view, HasSubstr("regrouped  once, 45.0 MiB moved\n"));
+  EXPECT_THAT(view, HasSubstr("asked for  prefill zigzag, decode dcp(4), index split"));
+  EXPECT_THAT(view, HasSubstr("0 B moved between the last prefill and the first decode step"));
+  EXPECT_THAT(view, HasSubstr("Groupings it could have (* now)"));
+  EXPECT_THAT(view, HasSubstr("a change moves"));
+  EXPECT_THAT(view, HasSubstr("25 ms")) << "the step time of a grouping that it has left";
+  trace.set_regroups(2);
+  trace.set_change_waits(true);
+  EXPECT_THAT(explain_view(reply, {}),
+              HasSubstr("2 times, 45.0 MiB moved; the last change asked for comes with its next step"));
+}
+
+TEST(Explain, WhatOnlyMakesSenseWhileItRunsIsLeftOut) {
+  wire::ExplainReply reply = some_explain("length");
+  reply.mutable_trace()->set_change_waits(true);
+  const std::string ended = explain_view(reply, {});
+  EXPECT_THAT(ended, HasSubstr("finished (length)"));
+  EXPECT_THAT(ended, HasSubstr("Groupings it could have had\n"));
+  for (const char* text : {"a change moves", "*", "3.0 MiB", "switch", "decode   ", "The first token"}) {
+    EXPECT_THAT(ended, Not(HasSubstr(text)));
+  }
+  EXPECT_THAT(ended, HasSubstr("regrouped  never; it ended before the last change that was asked for"));
+  EXPECT_THAT(ended, HasSubstr("25 ms"));
+}
+
+// A cancelled request has not computed all of its prompt.
+TEST(Stats, CountWhatWasComputed) {
+  wire::Finished finished;
+  finished.set_request(7);
+  finished.set_reason("cancelled");
+  finished.mutable_usage()->set_prompt_tokens(30000);
+  finished.mutable_usage()->set_computed_tokens(2000);
+  finished.mutable_trace()->set_prefill("zigzag");
+  finished.mutable_trace()->set_prefill_ns(2'000'000'000);
+  const std::string cancelled = stats_view(finished, {});
+  EXPECT_THAT(cancelled,
+              HasSubstr("request 7, cancelled: 30,000 prompt tokens, 0 from the prefix cache, 0 gen"));
+  EXPECT_THAT(cancelled, HasSubstr("prefill  zigzag     2,000      0  2.00 s     1,000"));
+  EXPECT_THAT(cancelled, Not(HasSubstr("decode")));
+  add_decode(*finished.mutable_trace(), "tp", "copied", 1, 500);
+  add_decode(*finished.mutable_trace(), "dp", "copied", 4, 500);
+  const std::string two = stats_view(finished, {});
+  EXPECT_THAT(two, HasSubstr("decode   tp"));
+  EXPECT_THAT(two, HasSubstr("decode   dp"));
+}
 
 TEST(Table, LinesUpAndGivesUpWidthOnlyWhereItMay) {
   Table table({{"id", true}, {"state"}, {"why", false, true}});

@@ -84,10 +84,11 @@ Command explain() {
   return {
       "explain",
       "what one request cost, and would cost in other groupings",
-      "Shows a request's phases, the bytes it stores on each rank, the bytes that crossed for it by kind, "
-      "and "
-      "for every decode grouping it could have: bytes stored, bytes crossed per step, and what the change "
-      "would move now.",
+      "Shows a request's phases (one line for each grouping that it decoded under), the bytes it stores on "
+      "each rank, the bytes that crossed for it by kind, and for every decode grouping it could have: bytes "
+      "stored by the fullest rank, bytes that cross per step, what its latest step took under that grouping "
+      "(-: it never decoded so), and, while it runs, what the change would move now. The first token of an "
+      "answer comes from prefill; decode counts the others.",
       {{"ID", "", "the request", &A::request, Check::kNone, {}, true}},
       {"weftctl explain 7"},
       run_explain};
@@ -97,16 +98,19 @@ Command regroup() {
   return {
       "regroup",
       "change the grouping of running requests or of the defaults",
-      "Running requests change between two steps. Going from copies to parts drops pages and moves nothing; "
-      "going back copies what is missing. Name requests, or --all, or --defaults, and at least one of "
-      "--prefill, --decode, --index.",
+      "Running requests change between two steps: the reply says what the change will move and drop, and it "
+      "happens with the request's next step (not at all, if the request ends before, or another change "
+      "follows first). weftctl explain says what has moved. Going from copies to parts drops pages and "
+      "moves nothing; going back copies what is missing. Name requests, or --all, or --defaults, and at "
+      "least one of --prefill, --decode, --index.",
       {{"ID", "", "the requests", &A::requests},
        {"--all", "", "every running request", &A::all},
        {"--defaults", "", "what requests get that do not say", &A::defaults},
        prefill_option("split of prompts: none, zigzag, interleave"),
        decode_option("grouping while decoding: tp, dp, dcp(4)"),
        index_option("index keys: copied or split"),
-       {"--dry-run", "", "only say what would be moved and dropped", &A::dry_run}},
+       {"--dry-run", "", "only say what would be moved and dropped, and what the defaults would be",
+        &A::dry_run}},
       {"weftctl regroup 7 --decode dcp4", "weftctl regroup --all --decode tp --dry-run",
        "weftctl regroup --defaults --decode dcp2 --index split"},
       run_regroup};
@@ -155,9 +159,10 @@ Command plans() {
       "plans",
       "show a recording",
       "One line per step of a file that weftctl record made: rows of prompts and of answers, page copies, "
-      "and which request ran under which grouping. With -o json, the plans whole (proto/worker.proto). "
-      "Needs no daemon.",
-      {{"FILE", "", "the recording", &A::file, Check::kNone, {}, true}},
+      "and which request ran under which grouping. Equal decode steps that follow each other are one line. "
+      "With -o json, every plan whole (proto/worker.proto). Needs no daemon.",
+      {{"FILE", "", "the recording", &A::file, Check::kNone, {}, true},
+       {"--all", "", "a line for every step", &A::all}},
       {"weftctl plans ~/.local/state/weft/plans-1718000000000.bin"},
       run_plans};
 }

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <iosfwd>
+#include <optional>
 #include <vector>
 
 #include "proto/vocab/result.h"
 #include "tools/ctl/arguments.h"
+#include "tools/ctl/json.h"
 
 namespace weft::ctl {
 
@@ -30,6 +32,8 @@ struct Context {
   int interrupt_fd = -1;  // readable when the user wants out; -1: signals keep their default action
   int (*open_interrupts)() = nullptr;
   std::vector<Error> further_failures = {};  // told after the one that the command returned
+  // With -o json, of a command that can still fail: written when it has ended, alone or inside of the error.
+  std::optional<Json> result = {};
 
   // From here on the command looks at interrupt_fd. Called late: a command that blocks on something else (its
   // input, a daemon that does not answer) must still end at Ctrl-C.

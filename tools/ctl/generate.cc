@@ -115,18 +115,11 @@ client::StreamHandlers handlers_of(Answer& answer) {
   return handlers;
 }
 
-void put_stats(Context& context, const wire::Finished& finished) {
-  const auto& usage = finished.usage();
-  const auto& trace = finished.trace();
-  context.err << "request " << finished.request() << ", " << finished.reason() << ": prompt "
-              << human_count(static_cast<int64_t>(usage.prompt_tokens())) << " tokens ("
-              << human_count(static_cast<int64_t>(usage.cached_tokens())) << " cached) in "
-              << human_time(trace.prefill_ns()) << " by " << trace.prefill() << ", "
-              << human_rate(usage.prompt_tokens() - usage.cached_tokens(), trace.prefill_ns())
-              << " tokens/s; " << usage.completion_tokens() << " generated in "
-              << human_time(trace.decode_ns()) << " by " << trace.decode()
-              << "; crossed: " << crossed_text(trace.prefill_crossed()) << " / "
-              << crossed_text(trace.decode_crossed()) << "\n";
+// The standard error may be no terminal where the standard output is one: no colours.
+std::string stats_text(const Context& context, const wire::Finished& finished) {
+  Terminal plain;
+  plain.width = context.terminal.error_is_terminal ? context.terminal.width : 0;
+  return stats_view(finished, plain);
 }
 
 Json answer_json(const Answer& answer, const wire::Finished& finished, const std::string& digest) {
@@ -166,14 +159,15 @@ Result<void> run_generate(Context& context) {
     TRY(digest, answer.digests.hex_digest());
   }
   if (context.arguments.json()) {
-    context.out << dump(document("generate", answer_json(answer, finished, digest))) << std::endl;
+    context.result = document("generate", answer_json(answer, finished, digest));
   } else {
-    context.out << std::endl;
+    const bool refused = answer.tokens.empty() && answer.text.empty() && finished.reason() == "error";
+    if (!refused) context.out << std::endl;
     if (!digest.empty()) {
       context.out << "digest: " << digest << " over " << answer.digests.count() << " positions" << std::endl;
     }
+    if (context.arguments.stats) context.err << stats_text(context, finished);
   }
-  if (context.arguments.stats) put_stats(context, finished);
   return client::outcome_of(finished, answer.interrupted);
 }
 

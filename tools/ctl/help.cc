@@ -86,11 +86,15 @@ std::string markdown_reference() {
       "Talks to weftd. This page is the output of `weftctl help --markdown`; a test keeps it so.\n\n"
       "Results go to the standard output, errors to the standard error: `error: code: text`, or with `-o "
       "json` a\n"
-      "document `{\"schema\": 1, \"error\": {\"code\", \"message\", \"field\", \"exit\"}}`. A result with "
-      "`-o json` is one\n"
+      "document `{\"schema\": 1, \"error\": {\"code\", \"message\", \"field\", \"hint\", \"exit\"}}`. A "
+      "result with `-o json` is one\n"
       "document `{\"schema\": 1, \"<command>\": \u2026}` with the fields of the daemon's reply "
       "(proto/control.proto); with\n"
-      "`--watch`, one such line per look. Colours appear only on a terminal, and not if `NO_COLOR` is "
+      "`--watch`, one such line per look. Help is `{\"help\": {\"text\"}}`. A command writes one document: "
+      "where it fails, the\n"
+      "error's has `\"<command>\"`, too, if there is something to show: an answer so far, the requests of "
+      "which some failed.\n"
+      "Colours appear only on a terminal, and not if `NO_COLOR` is "
       "set.\n\n"
       "## Options of every command\n\n" +
       markdown_options(global_options()) + "## Exit codes\n\n| code | meaning |\n|---|---|\n";

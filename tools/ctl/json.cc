@@ -97,13 +97,15 @@ Json to_json(const Message& message) {
   return out;
 }
 
-Json error_document(const Error& error, int exit_code) {
-  return {{"schema", kJsonSchema},
-          {"error",
-           {{"code", error_code_name(error.code)},
-            {"message", error.message},
-            {"field", error.field},
-            {"exit", exit_code}}}};
+Json error_fields(const Error& error) {
+  return {{"code", error_code_name(error.code)}, {"message", error.message}, {"field", error.field}};
+}
+
+Json error_document(const Error& error, const std::string& hint, int exit_code) {
+  Json fields = error_fields(error);
+  fields["hint"] = hint;
+  fields["exit"] = exit_code;
+  return document("error", std::move(fields));
 }
 
 Json document(const std::string& command, Json content) {

@@ -10,6 +10,7 @@
 #include "tools/ctl/help.h"
 #include "tools/ctl/json.h"
 #include "tools/ctl/parse.h"
+#include "tools/ctl/run.h"
 
 namespace weft::ctl {
 namespace {
@@ -24,23 +25,29 @@ bool wants_json(const std::vector<std::string>& words) {
   return false;
 }
 
+std::string hint_of(const Error& error) {
+  if (error.code != ErrorCode::kUnavailable) return {};
+  return "start weftd, or name its sockets with --state-dir, --control-socket or --client";
+}
+
 }  // namespace
 
 int report_error(const Error& error, bool json, Context& context) {
   const int code = exit_code_of(error);
   context.out.flush();
+  const std::string hint = hint_of(error);
   if (json) {
-    context.err << dump(error_document(error, code)) << std::endl;
+    Json document = error_document(error, hint, code);
+    // What was done before the failure, or beside it.
+    if (context.result) document.update(*context.result);
+    context.err << dump(document) << std::endl;
   } else {
     const bool interrupted = client::is_interrupt(error);
     context.err << (interrupted ? "interrupted" : "error: " + error.text()) << std::endl;
     for (const Error& further : context.further_failures) {
       context.err << "error: " + further.text() << std::endl;
     }
-    if (error.code == ErrorCode::kUnavailable) {
-      context.err << "(start weftd, or name its sockets with --state-dir, --control-socket or --client)"
-                  << std::endl;
-    }
+    if (!hint.empty()) context.err << "(" << hint << ")" << std::endl;
   }
   return code;
 }
@@ -48,25 +55,29 @@ int report_error(const Error& error, bool json, Context& context) {
 int run_words(const std::vector<std::string>& words, Context& context) {
   auto parsed = parse(words);
   if (!parsed) return report_error(parsed.error(), wants_json(words), context);
+  context.arguments = parsed->arguments;
+  const bool json = context.arguments.json();
   if (parsed->help) {
-    context.out << (parsed->command == nullptr ? program_help() : command_help(*parsed->command))
-                << std::flush;
+    put_help(context, parsed->command == nullptr ? program_help() : command_help(*parsed->command));
     return kExitOk;
   }
   if (parsed->command == nullptr && !parsed->version) {
-    if (parsed->arguments.json()) {
+    if (json) {
       return report_error(error(ErrorCode::kInvalidArgument, "a command is needed"), true, context);
     }
     context.err << short_help() << std::flush;
     return kExitUsage;
   }
   if (parsed->command == nullptr) {
-    context.out << "weftctl " << kVersion << std::endl;
+    context.out << (json ? dump(document("version", versions_json(nullptr)))
+                         : std::string("weftctl ") + kVersion)
+                << std::endl;
     return kExitOk;
   }
-  context.arguments = parsed->arguments;
   const auto outcome = parsed->command->run(context);
-  return outcome ? kExitOk : report_error(outcome.error(), context.arguments.json(), context);
+  if (!outcome) return report_error(outcome.error(), json, context);
+  if (context.result) context.out << dump(*context.result) << std::endl;
+  return kExitOk;
 }
 
 }  // namespace weft::ctl

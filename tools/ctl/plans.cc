@@ -51,6 +51,25 @@ std::string spans_text(const wire::StepPlan& plan) {
   return text;
 }
 
+struct Line {
+  int64_t prefill = 0, decode = 0, copies = 0;  // rows, rows, pages
+  std::string spans;
+  friend bool operator==(const Line&, const Line&) = default;
+};
+
+Line line_of(const wire::StepPlan& plan) {
+  Line line;
+  for (const wire::Span& span : plan.spans()) (span.prefill() ? line.prefill : line.decode) += span.rows();
+  line.copies = plan.copies_size();
+  line.spans = spans_text(plan);
+  return line;
+}
+
+// Whether `next` is one more decode step like `plan`, whose line is given.
+bool goes_on(const Line& line, const wire::StepPlan& plan, const wire::StepPlan& next) {
+  return line.prefill == 0 && line.copies == 0 && next.step() == plan.step() + 1 && line_of(next) == line;
+}
+
 }  // namespace
 
 Result<void> read_plans(const std::string& path, const std::function<void(wire::StepPlan)>& take) {
@@ -81,15 +100,19 @@ Result<void> read_plans(const std::string& path, const std::function<void(wire::
   }
 }
 
-std::string plans_view(const std::vector<wire::StepPlan>& plans, const Terminal& terminal) {
+std::string plans_view(const std::vector<wire::StepPlan>& plans, bool all, const Terminal& terminal) {
   if (plans.empty()) return "no plans\n";
   Table table(
       {{"step", true}, {"prefill", true}, {"decode", true}, {"copies", true}, {"spans", false, true}});
-  for (const wire::StepPlan& plan : plans) {
-    int64_t prefill = 0, decode = 0;
-    for (const wire::Span& span : plan.spans()) (span.prefill() ? prefill : decode) += span.rows();
-    table.add({std::to_string(plan.step()), human_count(prefill), human_count(decode),
-               human_count(plan.copies_size()), spans_text(plan)});
+  for (size_t first = 0; first < plans.size();) {
+    const Line line = line_of(plans[first]);
+    size_t last = first;
+    while (!all && last + 1 < plans.size() && goes_on(line, plans[last], plans[last + 1])) ++last;
+    std::string steps = std::to_string(plans[first].step());
+    if (last > first) steps += "\u2013" + std::to_string(plans[last].step());
+    table.add({std::move(steps), human_count(line.prefill), human_count(line.decode),
+               human_count(line.copies), line.spans});
+    first = last + 1;
   }
   return table.text(terminal);
 }
@@ -102,9 +125,9 @@ Result<void> run_plans(Context& context) {
     if (context.arguments.json()) {
       Json steps = Json::array();
       for (const wire::StepPlan& plan : plans) steps.push_back(to_json(plan));
-      context.out << dump(document("plans", {{"file", path}, {"steps", std::move(steps)}})) << std::endl;
+      context.result = document("plans", {{"file", path}, {"steps", std::move(steps)}});
     } else {
-      context.out << plans_view(plans, context.terminal) << std::flush;
+      context.out << plans_view(plans, context.arguments.all, context.terminal) << std::flush;
     }
   }
   return whole;

@@ -17,8 +17,9 @@ namespace weft::ctl {
 // recording, or ends within a plan; those before have been taken.
 Result<void> read_plans(const std::string& path, const std::function<void(wire::StepPlan)>& take);
 
-// One line per step: its rows, and who ran under which grouping.
-std::string plans_view(const std::vector<wire::StepPlan>& plans, const Terminal& terminal);
+// One line per step: its rows, and who ran under which grouping. Unless `all`: equal decode steps, one after
+// the other and without copies, are one line.
+std::string plans_view(const std::vector<wire::StepPlan>& plans, bool all, const Terminal& terminal);
 
 Result<void> run_plans(Context& context);
 

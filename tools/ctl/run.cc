@@ -26,8 +26,9 @@ constexpr Duration kStopTimeout = std::chrono::seconds(30);
 constexpr Duration kReadyInterval = std::chrono::milliseconds(100);
 
 void put(Context& context, const std::string& text) { context.out << text << std::flush; }
+// Written when the command has ended, well or not.
 void put_json(Context& context, const std::string& command, Json content) {
-  put(context, dump(document(command, std::move(content))) + "\n");
+  context.result = document(command, std::move(content));
 }
 
 // Of a command on several requests: the first failure decides the exit code, the others follow it.
@@ -128,6 +129,20 @@ Result<wire::ControlReply> ask(const Context& context, wire::ControlRequest requ
   return control.call(std::move(request), timeout_of(context.arguments, kControlTimeout));
 }
 
+Json versions_json(Json daemon) {
+  const Json own = {
+      {"version", kVersion}, {"client_protocol", kClientProtocol}, {"control_protocol", kControlProtocol}};
+  return {{"weftctl", own}, {"weftd", std::move(daemon)}};
+}
+
+void put_help(Context& context, const std::string& text) {
+  if (context.arguments.json()) {
+    put(context, dump(document("help", {{"text", text}})) + "\n");
+  } else {
+    put(context, text);
+  }
+}
+
 Result<void> run_status(Context& context) {
   if (context.arguments.wait) {
     TRY(const auto status, wait_until_ready(context));
@@ -182,8 +197,11 @@ Result<void> run_regroup(Context& context) {
   regroup.set_index(a.index);
   regroup.set_dry_run(a.dry_run);
   TRY(const auto reply, ask(context, std::move(request)));
-  put(context, text_of(context, "regroup", reply.regroup(),
-                       regroup_view(reply.regroup(), a.defaults, a.dry_run, context.terminal)));
+  if (a.json()) {
+    put_json(context, "regroup", to_json(reply.regroup()));
+  } else {
+    put(context, regroup_view(reply.regroup(), a.defaults, a.dry_run, context.terminal));
+  }
   std::vector<Error> failures;
   for (const auto& outcome : reply.regroup().outcomes()) {
     if (outcome.has_error()) failures.push_back(from_wire(outcome.error()));
@@ -192,7 +210,7 @@ Result<void> run_regroup(Context& context) {
 }
 
 Result<void> run_cancel(Context& context) {
-  Json cancelled = Json::array();
+  Json cancelled = Json::array(), failed = Json::array();
   std::vector<Error> failures;
   for (const uint64_t id : context.arguments.requests) {
     wire::ControlRequest request;
@@ -202,10 +220,11 @@ Result<void> run_cancel(Context& context) {
       cancelled.push_back(id);
       if (!context.arguments.json()) put(context, "cancelled " + std::to_string(id) + "\n");
     } else {  // the others are still tried
+      failed.push_back({{"request", id}, {"error", error_fields(reply.error())}});
       failures.push_back(std::move(reply).error());
     }
   }
-  if (context.arguments.json()) put_json(context, "cancel", {{"requests", cancelled}});
+  if (context.arguments.json()) put_json(context, "cancel", {{"requests", cancelled}, {"failed", failed}});
   return first_of(std::move(failures), context);
 }
 
@@ -221,11 +240,8 @@ Result<void> run_version(Context& context) {
   wire::ControlRequest request;
   request.mutable_version_info();
   const auto reply = ask(context, std::move(request));
-  const Json client = {
-      {"version", kVersion}, {"client_protocol", kClientProtocol}, {"control_protocol", kControlProtocol}};
   if (context.arguments.json()) {
-    put_json(context, "version",
-             {{"weftctl", client}, {"weftd", reply ? to_json(reply->version_info()) : nullptr}});
+    put_json(context, "version", versions_json(reply ? to_json(reply->version_info()) : nullptr));
   } else {
     put(context, std::string("weftctl ") + kVersion + "\n");
     if (reply) put(context, "weftd   " + reply->version_info().version() + "\n");
@@ -241,7 +257,7 @@ Result<void> run_record(Context& context) {
   const std::string& path = reply.record().path();
   const bool on = context.arguments.on_or_off == "on";
   const std::string view =
-      path.empty() ? "nothing is recorded\n" : (on ? "recording to " : "recorded to ") + path + "\n";
+      path.empty() ? "there was no recording\n" : (on ? "recording to " : "recorded to ") + path + "\n";
   put(context, text_of(context, "record", reply.record(), view));
   return {};
 }
@@ -265,7 +281,7 @@ Result<void> run_stop(Context& context) {
 Result<void> run_help(Context& context) {
   const std::string& topic = context.arguments.topic;
   if (context.arguments.markdown) {
-    put(context, markdown_reference());
+    put_help(context, markdown_reference());
     return {};
   }
   const Command* command = topic.empty() ? nullptr : find_command(topic);
@@ -276,7 +292,7 @@ Result<void> run_help(Context& context) {
     return error(ErrorCode::kInvalidArgument,
                  "no command \"" + topic + "\"" + (near.empty() ? "" : "; did you mean " + near + "?"));
   }
-  put(context, command == nullptr ? program_help() : command_help(*command));
+  put_help(context, command == nullptr ? program_help() : command_help(*command));
   return {};
 }
 

@@ -27,6 +27,10 @@ Result<void> run_help(Context& context);
 std::string control_path(const Arguments& arguments);
 Duration timeout_of(const Arguments& arguments, Duration otherwise);
 Result<wire::ControlReply> ask(const Context& context, wire::ControlRequest request);
+// {"weftctl": …, "weftd": `daemon`}
+Json versions_json(Json daemon);
+// A text that is all there is to say: as it is, or as a document.
+void put_help(Context& context, const std::string& text);
 
 inline constexpr Duration kControlTimeout = std::chrono::seconds(10);
 

@@ -84,48 +84,79 @@ std::string stored_text(const google::protobuf::RepeatedPtrField<wire::RankStore
   return table.text(terminal);
 }
 
+bool has_ended(const std::string& state) {
+  return state == "stop" || state == "length" || state == "cancelled" || state == "error";
+}
+
+// A request that waits or has ended is in no grouping.
+bool any_present(const wire::ExplainReply& reply) {
+  return std::any_of(reply.costs().begin(), reply.costs().end(), [](const auto& c) { return c.present(); });
+}
+
 // Of the prompt, without what the prefix cache served; so far, while it prefills.
 uint64_t prompt_tokens_computed(const wire::RequestStatus& status) {
   const uint64_t done = std::min(status.computed_tokens(), status.prompt_tokens());
   return done > status.cached_tokens() ? done - status.cached_tokens() : 0;
 }
 
-std::string phases_text(const wire::ExplainReply& reply, const Terminal& terminal) {
-  const wire::Trace& trace = reply.trace();
+// One line for prefill, and one for each grouping that it decoded under.
+std::string phases_text(const wire::Trace& trace, uint64_t computed_of_prompt, const Terminal& terminal) {
   Table table({{"phase"},
                {"grouping"},
+               {"tokens", true},
                {"steps", true},
                {"time", true},
                {"tokens/s", true},
                {"crossed", false, true}});
-  table.add({"prefill", trace.prefill(), count(trace.prefill_steps()), human_time(trace.prefill_ns()),
-             human_rate(prompt_tokens_computed(reply.status()), trace.prefill_ns()),
+  table.add({"prefill", prefill_text(trace), count(computed_of_prompt), count(trace.prefill_steps()),
+             human_time(trace.prefill_ns()), human_rate(computed_of_prompt, trace.prefill_ns()),
              crossed_text(trace.prefill_crossed())});
-  table.add({"decode", trace.decode(), count(trace.decode_steps()), human_time(trace.decode_ns()),
-             human_rate(trace.decode_steps(), trace.decode_ns()), crossed_text(trace.decode_crossed())});
-  return table.text(terminal);
+  for (const wire::DecodeTrace& decode : trace.decodes()) {
+    table.add({"decode", decode_text(decode), count(decode.tokens()), count(decode.steps()),
+               human_time(decode.time_ns()), human_rate(decode.tokens(), decode.time_ns()),
+               crossed_text(decode.crossed())});
+  }
+  return table.text(terminal) + (trace.decodes().empty() ? "" : kFirstTokenNote);
 }
 
+std::string times(uint64_t number) { return number == 1 ? "once" : count(number) + " times"; }
+
+std::string regrouped_text(const wire::ExplainReply& reply) {
+  const wire::Trace& trace = reply.trace();
+  std::string out = trace.regroups() == 0 ? "never" : times(trace.regroups());
+  // Without a change: copies of a cached prefix that lay on other ranks.
+  if (trace.regroups() > 0 || trace.regroup_bytes() > 0)
+    out += ", " + bytes(trace.regroup_bytes()) + " moved";
+  if (trace.change_waits()) {
+    out += has_ended(reply.status().state()) ? "; it ended before the last change that was asked for"
+                                             : "; the last change asked for comes with its next step";
+  }
+  return out;
+}
+
+// What only makes sense while it runs (the mark, what a change would move) is left out otherwise.
 std::string costs_text(const wire::ExplainReply& reply, const Terminal& terminal) {
   if (reply.costs().empty()) return "";
-  Table table({{""},
-               {"decode"},
-               {"index"},
-               {"stored per rank", true},
-               {"crossed per step", true},
-               {"a change moves", true},
-               {"step", true}});
-  // A request that has ended is in no grouping: nothing can be moved any more.
-  const bool runs =
-      std::any_of(reply.costs().begin(), reply.costs().end(), [](const auto& c) { return c.present(); });
+  const bool runs = any_present(reply);
+  std::vector<Column> columns = {
+      {"decode"}, {"index"}, {"stored per rank", true}, {"crossed per step", true}, {"step took", true}};
+  if (runs) {
+    columns.insert(columns.begin(), Column{""});
+    columns.push_back({"a change moves", true});
+  }
+  Table table(columns);
   for (const auto& cost : reply.costs()) {
     uint64_t most = 0;
     for (const auto& rank : cost.stored()) most = std::max(most, rank.entries() + rank.index_keys());
     const Style style = cost.present() ? Style::kGood : Style::kPlain;
-    table.add({Cell(cost.present() ? "*" : "", style), Cell(cost.decode(), style), cost.index(), bytes(most),
-               bytes(crossed_total(cost.per_step())),
-               !runs || cost.present() ? "-" : bytes(cost.change_bytes()),
-               cost.step_ns() == 0 ? "-" : human_time(cost.step_ns())});
+    std::vector<Cell> row = {Cell(cost.decode(), style), cost.index(), bytes(most),
+                             bytes(crossed_total(cost.per_step())),
+                             cost.step_ns() == 0 ? "-" : human_time(cost.step_ns())};
+    if (runs) {
+      row.insert(row.begin(), Cell(cost.present() ? "*" : "", style));
+      row.push_back(cost.present() ? "-" : bytes(cost.change_bytes()));
+    }
+    table.add(std::move(row));
   }
   return table.text(terminal);
 }
@@ -134,9 +165,20 @@ std::string costs_text(const wire::ExplainReply& reply, const Terminal& terminal
 
 Cell state_cell(const std::string& state) {
   if (state == "ready" || state == "decode" || state == "prefill") return {state, Style::kGood};
-  if (state == "error" || state == "down") return {state, Style::kBad};
-  if (state == "stop" || state == "length" || state == "cancelled") return {state, Style::kDim};
-  return {state, Style::kWarning};
+  if (state == "stop" || state == "length") return {"finished (" + state + ")", Style::kDim};
+  if (state == "cancelled") return {state, Style::kDim};
+  if (state == "error") return {"failed", Style::kBad};
+  return {state, state == "down" ? Style::kBad : Style::kWarning};
+}
+
+std::string prefill_text(const wire::Trace& trace) {
+  std::string out;
+  for (const std::string& split : trace.prefill_ran()) out += (out.empty() ? "" : ", ") + split;
+  return out.empty() ? trace.prefill() : out;
+}
+
+std::string decode_text(const wire::DecodeTrace& decode) {
+  return decode.index() == "split" ? decode.decode() + ", index split" : decode.decode();
 }
 
 std::vector<CrossedKind> crossed_kinds(const wire::Crossed& c) {
@@ -172,9 +214,11 @@ std::string status_view(const wire::StatusReply& status, const Terminal& termina
              {"up", human_time(status.uptime_ns())},
              {"defaults", groupings(status.prefill(), status.decode(), status.index())},
              {"requests", count(status.running()) + " running, " + count(status.waiting()) + " waiting, " +
-                              count(status.finished()) + " finished, " + count(status.failed()) + " failed"},
-             {"tokens", count(status.prompt_tokens()) + " of prompts (" + count(status.cached_tokens()) +
-                            " from the prefix cache), " + count(status.generated_tokens()) + " generated"},
+                              count(status.finished()) + " finished, " + count(status.cancelled()) +
+                              " cancelled, " + count(status.failed()) + " failed"},
+             {"tokens", count(status.computed_prompt_tokens()) + " of prompts computed, " +
+                            count(status.cached_tokens()) + " from the prefix cache, " +
+                            count(status.generated_tokens()) + " generated"},
              {"steps", count(status.steps())},
              {"block", std::to_string(status.block_tokens()) + " tokens"},
              {"pool", status.pool_tokens() > 0 ? count(status.pool_tokens()) + " tokens per rank" : ""},
@@ -231,23 +275,34 @@ std::string workers_view(const wire::WorkersReply& reply, const Terminal& termin
 std::string explain_view(const wire::ExplainReply& reply, const Terminal& terminal) {
   const auto& status = reply.status();
   const auto& trace = reply.trace();
-  std::string out = facts(
-      {{"request", std::to_string(status.request())},
-       {"state", state_cell(status.state())},
-       {"prompt", count(status.prompt_tokens()) + " tokens, " + count(status.cached_tokens()) +
-                      " from the prefix cache"},
-       {"generated", count(status.completion_tokens()) + " of at most " + count(status.max_tokens())},
-       {"grouping", groupings(status.prefill(), status.decode(), status.index())},
-       {"queued", human_time(trace.queued_ns())},
-       {"switch", bytes(trace.switch_bytes()) + " moved between the last prefill and the first decode step"},
-       {"regrouped", trace.regroups() == 0
-                         ? std::string("never")
-                         : count(trace.regroups()) + " times, " + bytes(trace.regroup_bytes()) + " moved"}},
-      terminal);
-  out += section("Phases", phases_text(reply, terminal), terminal);
+  const std::string moved_at_switch =
+      bytes(trace.switch_bytes()) + " moved between the last prefill and the first decode step";
+  std::string out =
+      facts({{"request", std::to_string(status.request())},
+             {"state", state_cell(status.state())},
+             {"prompt", count(status.prompt_tokens()) + " tokens, " + count(status.cached_tokens()) +
+                            " from the prefix cache"},
+             {"generated", count(status.completion_tokens()) + " of at most " + count(status.max_tokens())},
+             {"asked for", groupings(status.prefill(), status.decode(), status.index())},
+             {"queued", human_time(trace.queued_ns())},
+             {"switch", trace.decode_steps() > 0 ? moved_at_switch : ""},
+             {"regrouped", regrouped_text(reply)}},
+            terminal);
+  out += section("Phases", phases_text(trace, prompt_tokens_computed(status), terminal), terminal);
   out += section("Stored", stored_text(trace.stored(), terminal), terminal);
-  out += section("Groupings it could have (* now)", costs_text(reply, terminal), terminal);
+  const char* heading = any_present(reply)          ? "Groupings it could have (* now)"
+                        : has_ended(status.state()) ? "Groupings it could have had"
+                                                    : "Groupings it could have";
+  out += section(heading, costs_text(reply, terminal), terminal);
   return out;
+}
+
+std::string stats_view(const wire::Finished& finished, const Terminal& terminal) {
+  const wire::Usage& usage = finished.usage();
+  return "request " + std::to_string(finished.request()) + ", " + state_cell(finished.reason()).text + ": " +
+         count(usage.prompt_tokens()) + " prompt tokens, " + count(usage.cached_tokens()) +
+         " from the prefix cache, " + count(usage.completion_tokens()) + " generated\n" +
+         phases_text(finished.trace(), usage.computed_tokens(), terminal);
 }
 
 std::string regroup_view(const wire::RegroupReply& reply, bool defaults, bool dry_run,
@@ -256,8 +311,8 @@ std::string regroup_view(const wire::RegroupReply& reply, bool defaults, bool dr
   Table table({{"id", true},
                {"before"},
                {"after"},
-               {dry_run ? "would move" : "moved", true},
-               {dry_run ? "would drop" : "dropped", true}});
+               {dry_run ? "would move" : "will move", true},
+               {dry_run ? "would drop" : "will drop", true}});
   bool any = false;
   for (const auto& outcome : reply.outcomes()) {
     if (outcome.has_error()) continue;
@@ -266,8 +321,10 @@ std::string regroup_view(const wire::RegroupReply& reply, bool defaults, bool dr
                bytes(outcome.bytes_moved()), count(outcome.pages_dropped()) + " pages"});
   }
   if (any) out += table.text(terminal);
+  if (any && !dry_run) out += "Each changes with its next step; weftctl explain ID says what has moved.\n";
   if (defaults) {
-    out += "defaults: " + groupings(reply.prefill(), reply.decode(), reply.index()) + "\n";
+    out += std::string(dry_run ? "defaults would be: " : "defaults: ") +
+           groupings(reply.prefill(), reply.decode(), reply.index()) + "\n";
   }
   return out.empty() && reply.outcomes().empty() ? "nothing to regroup\n" : out;
 }

@@ -13,13 +13,23 @@ std::string status_view(const wire::StatusReply& status, const Terminal& termina
 std::string requests_view(const wire::RequestsReply& reply, const Terminal& terminal);
 std::string workers_view(const wire::WorkersReply& reply, const Terminal& terminal);
 std::string explain_view(const wire::ExplainReply& reply, const Terminal& terminal);
+// What generate --stats says of a request that has ended.
+std::string stats_view(const wire::Finished& finished, const Terminal& terminal);
 // Outcomes that are errors are left out: they are told as errors. The defaults are shown where they were
 // asked for.
 std::string regroup_view(const wire::RegroupReply& reply, bool defaults, bool dry_run,
                          const Terminal& terminal);
 
-// A state's word in its colour.
+// A state for people, in its colour: "decode", "finished (length)", "failed".
 Cell state_cell(const std::string& state);
+
+// Of a request: what read its prompt ("zigzag, none"), and how an answer's tokens were decoded ("dcp(4)",
+// "tp, index split").
+std::string prefill_text(const wire::Trace& trace);
+std::string decode_text(const wire::DecodeTrace& decode);
+// What the figures of decoding leave out; a line.
+inline constexpr char kFirstTokenNote[] =
+    "The first token of an answer comes from prefill; decode counts the others.\n";
 
 struct CrossedKind {
   const char* name;
