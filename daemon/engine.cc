@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "daemon/plan_codec.h"
 
@@ -237,7 +238,8 @@ void Engine::finish_step(InFlight& flight) {
   ++metrics_.steps;
   meter(flight);
   const Time now = loop_.now();
-  book_.step_done(flight.plan, now - flight.published, now);
+  // A plan waits in the ring while the one before it runs.
+  book_.step_done(flight.plan, now - std::max(flight.published, std::exchange(last_done_, now)), now);
   // Before the notices: the step's digests belong to requests that its tokens may end.
   for (int rank = 0; rank < ranks(); ++rank) {
     for (const wire::Digest& digest : flight.results[static_cast<size_t>(rank)]->digests()) {

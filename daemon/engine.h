@@ -118,6 +118,7 @@ class Engine {
   std::vector<controlplane::Event> events_;
   std::deque<InFlight> in_flight_;
   bool turn_scheduled_ = false;
+  Time last_done_{};  // when the latest step was done
   Watch results_watch_;
   Timer look_timer_;
 };

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "tests/integration/harness.h"
@@ -113,6 +114,119 @@ TEST(Accounting, EveryEndingSaysWhatWasStored) {
   EXPECT_EQ(left.status().state(), "cancelled");
   expect_whole_copies(left.trace(), left.status().prompt_tokens() + left.status().completion_tokens() - 1,
                       pool);
+  const wire::StatusReply status = daemon.status();
+  EXPECT_EQ(status.finished(), 1u);
+  EXPECT_EQ(status.cancelled(), 2u);
+  EXPECT_EQ(status.failed(), 0u);
+  EXPECT_EQ(status.computed_prompt_tokens() + status.cached_tokens(), status.prompt_tokens());
+}
+
+// A prompt that is cancelled half way counts with what was computed.
+TEST(Accounting, ACancelledPromptCountsAsFarAsItWasComputed) {
+  Daemon daemon({"--workers", "4", "--max-step-rows", "64", "--pool-tokens", "32768"});
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
+  client::Client client = daemon.client();
+  uint64_t id = 0;
+  client::StreamHandlers handlers;
+  handlers.accepted = [&](const wire::Accepted& accepted) { id = accepted.request(); };
+  handlers.progress = [&](const wire::PrefillProgress&) { EXPECT_TRUE(client.send_cancel(id)); };
+  const Answer cancelled =
+      run_request(client, text_request(prompt_with_fact(28000, "Vega-7c41", "20586"), 4), handlers);
+  EXPECT_EQ(cancelled.finished.reason(), "cancelled");
+  const wire::Usage& usage = cancelled.finished.usage();
+  EXPECT_GT(usage.computed_tokens(), 0u);
+  EXPECT_LT(usage.computed_tokens(), usage.prompt_tokens());
+  EXPECT_EQ(daemon.status().computed_prompt_tokens(), usage.computed_tokens());
+  EXPECT_EQ(daemon.status().cancelled(), 1u);
+}
+
+// A request that changes its grouping five times: each keeps what it cost, together they are the whole, and
+// what was announced is what moved.
+TEST(Accounting, EveryGroupingOfARequestKeepsItsFigures) {
+  Daemon daemon(kFour);
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
+  client::Client client = daemon.client();
+  const std::pair<const char*, const char*> route[] = {
+      {"dcp(4)", "split"}, {"tp", "copied"}, {"dp", "copied"}, {"dcp(2)", "copied"}, {"tp", "copied"}};
+  uint64_t id = 0, announced = 0, largest = 0;
+  client::StreamHandlers handlers;
+  handlers.accepted = [&](const wire::Accepted& accepted) { id = accepted.request(); };
+  handlers.token = [&](const wire::TokenEvent& event) {
+    if (event.index() % 20 != 10 || event.index() > 90) return;
+    wire::ControlRequest regroup;
+    regroup.mutable_regroup()->add_requests(id);
+    regroup.mutable_regroup()->set_decode(route[event.index() / 20].first);
+    regroup.mutable_regroup()->set_index(route[event.index() / 20].second);
+    const auto reply = daemon.control(regroup);
+    ASSERT_EQ(reply.regroup().outcomes_size(), 1) << reply.ShortDebugString();
+    ASSERT_FALSE(reply.regroup().outcomes(0).has_error()) << reply.ShortDebugString();
+    announced += reply.regroup().outcomes(0).bytes_moved();
+    largest = std::max(largest, reply.regroup().outcomes(0).bytes_moved());
+  };
+  auto request = text_request(prompt_with_fact(2000, "Vega-7c41", "20586"), 200);
+  request.set_ignore_eos(true);
+  request.set_credit(4);  // never far ahead of the changes
+  const Answer answer = run_request(client, request, handlers);
+  ASSERT_FALSE(answer.failure.has_value()) << answer.failure->text();
+  const wire::Trace& trace = answer.finished.trace();
+  EXPECT_EQ(trace.regroups(), 5u);
+  EXPECT_EQ(trace.regroup_bytes(), announced);
+  EXPECT_GT(announced, largest) << "more than one of them moved something";
+  EXPECT_FALSE(trace.change_waits());
+  ASSERT_EQ(trace.prefill_ran_size(), 1);
+  EXPECT_EQ(trace.prefill_ran(0), "zigzag");
+  ASSERT_EQ(trace.decodes_size(), 6);
+  uint64_t steps = 0, tokens = 0, time = 0, regrouped = 0, rows = 0;
+  for (int i = 0; i < 6; ++i) {
+    const wire::DecodeTrace& line = trace.decodes(i);
+    EXPECT_EQ(line.decode(), i == 0 ? "tp" : route[i - 1].first);
+    EXPECT_EQ(line.index(), i == 0 ? "copied" : route[i - 1].second);
+    EXPECT_GT(line.tokens(), 0u) << i;
+    EXPECT_GT(line.time_ns(), 0u) << i;
+    EXPECT_EQ(line.crossed().partials() > 0, line.decode().starts_with("dcp")) << i;
+    steps += line.steps();
+    tokens += line.tokens();
+    time += line.time_ns();
+    regrouped += line.crossed().regroup();
+    rows += line.crossed().rows();
+  }
+  EXPECT_EQ(steps, trace.decode_steps());
+  EXPECT_EQ(tokens, answer.finished.usage().completion_tokens() - 1);
+  EXPECT_EQ(time, trace.decode_ns());
+  EXPECT_EQ(regrouped, announced);
+  EXPECT_EQ(rows, trace.decode_crossed().rows());
+
+  wire::ControlRequest explain;
+  explain.mutable_explain()->set_request(id);
+  const wire::ExplainReply explained = daemon.control(explain).explain();
+  for (const wire::GroupingCost& cost : explained.costs()) {
+    const auto ran = [&](const auto& line) {
+      return line.decode() == cost.decode() && line.index() == cost.index();
+    };
+    EXPECT_EQ(cost.step_ns() > 0, std::any_of(trace.decodes().begin(), trace.decodes().end(), ran))
+        << cost.ShortDebugString();
+    EXPECT_FALSE(cost.present());
+  }
+  // Too short to be split, whatever was asked.
+  const Answer brief = run_request(client, text_request("abc", 1));
+  EXPECT_EQ(brief.finished.trace().prefill(), "zigzag");
+  ASSERT_EQ(brief.finished.trace().prefill_ran_size(), 1);
+  EXPECT_EQ(brief.finished.trace().prefill_ran(0), "none");
+  EXPECT_EQ(brief.finished.trace().decodes_size(), 0);
+}
+
+TEST(Accounting, ADryRunOfDefaultsSaysWhatTheyWouldBe) {
+  Daemon daemon(kFour);
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
+  wire::ControlRequest regroup;
+  regroup.mutable_regroup()->set_defaults(true);
+  regroup.mutable_regroup()->set_dry_run(true);
+  regroup.mutable_regroup()->set_decode("dcp(2)");
+  EXPECT_EQ(daemon.control(regroup).regroup().decode(), "dcp(2)");
+  EXPECT_EQ(daemon.status().decode(), "tp");
+  regroup.mutable_regroup()->set_dry_run(false);
+  EXPECT_EQ(daemon.control(regroup).regroup().decode(), "dcp(2)");
+  EXPECT_EQ(daemon.status().decode(), "dcp(2)");
 }
 
 size_t descriptors_of(pid_t pid) {
