@@ -20,7 +20,11 @@
 
 namespace weft::integration {
 
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr Duration kPatience = std::chrono::seconds(1200);  // everything is ten times slower
+#else
 inline constexpr Duration kPatience = std::chrono::seconds(120);
+#endif
 
 // For what only looking tells (a counter of the daemon, a line in its log): looks again and again; false
 // after kPatience.
