@@ -27,7 +27,7 @@ struct SamplingParams {
 struct GroupingWish {
   kv::Split prefill = kv::Split::kZigzag;
   kv::DecodeWish decode;
-  kv::IndexKind index = kv::IndexKind::kCopied;
+  kv::IndexWish index;
   friend bool operator==(const GroupingWish&, const GroupingWish&) = default;
 };
 

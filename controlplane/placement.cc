@@ -6,11 +6,11 @@
 
 namespace weft::controlplane {
 
-Placement placement_of(const Limits& limits, kv::DecodeWish decode, kv::IndexKind index, int dp_rank) {
+Placement placement_of(const Limits& limits, kv::DecodeWish decode, kv::IndexWish index, int dp_rank) {
   const int ranks = limits.rank_count;
   Placement placement;
   placement.kind = decode.kind;
-  placement.index = limits.uses(kv::Stream::kIndexKeys) ? index : kv::IndexKind::kCopied;
+  placement.index = limits.uses(kv::Stream::kIndexKeys) ? index : kv::IndexWish();
   switch (decode.kind) {
     case kv::DecodeKind::kTp:
       placement.grouping = {0, ranks, 1};
@@ -23,7 +23,7 @@ Placement placement_of(const Limits& limits, kv::DecodeWish decode, kv::IndexKin
       break;
   }
   placement.residency = kv::residency_of(placement.grouping, placement.index, ranks);
-  placement.index_c = kv::index_split(placement.grouping, placement.index);
+  placement.index_c = kv::index_parts(placement.grouping, placement.index);
   return placement;
 }
 
@@ -46,6 +46,7 @@ kv::Split chunk_split(kv::Split wish, int64_t rows, bool no_write, int rank_coun
     case kv::Split::kZigzag:
       return rows < 2 * rank_count ? kv::Split::kShared : wish;
     case kv::Split::kInterleave:
+    case kv::Split::kContiguous:
       return rows < rank_count ? kv::Split::kShared : wish;
   }
   return kv::Split::kShared;

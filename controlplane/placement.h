@@ -15,16 +15,16 @@ namespace weft::controlplane {
 // How a sequence's shared rows run, and the residency that covers their readers.
 struct Placement {
   kv::DecodeKind kind = kv::DecodeKind::kTp;
-  kv::IndexKind index = kv::IndexKind::kCopied;
+  kv::IndexWish index;
   kv::Grouping grouping;
   kv::Residency residency;
-  int index_c = 1;
+  int index_c = 1;  // parts that the index keys are scored in
   friend bool operator==(const Placement&, const Placement&) = default;
 };
 
 // tp: (0, W, 1); dcp(c): (0, W, c); dp: (dp_rank, 1, 1). The wish is valid. Without index keys, the index
 // counts as copied.
-Placement placement_of(const Limits& limits, kv::DecodeWish decode, kv::IndexKind index, int dp_rank);
+Placement placement_of(const Limits& limits, kv::DecodeWish decode, kv::IndexWish index, int dp_rank);
 // The ranks that dp may choose from; one (any) for other wishes.
 std::vector<int> placement_choices(const Limits& limits, kv::DecodeWish decode);
 // "tp, index copied"

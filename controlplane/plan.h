@@ -48,6 +48,7 @@ struct Span {
   kv::Grouping grouping;
   int origin = 0;
   int index_c = 1;
+  bool index_copied = true;  // false: the keys lie striped over index_c ranks
   bool no_write = false;
   bool prefill = false;
   std::vector<uint32_t> tokens;  // literal inputs, or empty when has_input_ref

@@ -186,6 +186,7 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill) {
   span.grouping = placement.grouping;
   span.origin = sequence.origin;
   span.index_c = placement.index_c;
+  span.index_copied = placement.index.kind == kv::IndexKind::kCopied;
   span.prefill = prefill;
   if (span.start + rows <= static_cast<int64_t>(sequence.tokens.size())) {
     const auto first = sequence.tokens.begin() + span.start;

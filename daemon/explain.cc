@@ -50,7 +50,9 @@ int64_t latest_step_ns(const RequestRecord& record, const controlplane::Placemen
   for (auto phase = record.decodes.rbegin(); phase != record.decodes.rend(); ++phase) {
     const RanUnder& ran = phase->ran;
     if (ran.grouping.width == placement.grouping.width && ran.grouping.c == placement.grouping.c &&
-        ran.index_c == placement.index_c && phase->steps > 0) {
+        ran.index_c == placement.index_c &&
+        (ran.index_c == 1 || ran.index_copied == (placement.index.kind == kv::IndexKind::kCopied)) &&
+        phase->steps > 0) {
       return phase->step_ns;
     }
   }
@@ -70,15 +72,19 @@ void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& p
       running ? snapshot->computed_tokens : record.prompt_tokens + record.completion_tokens;
   const int origin = running ? snapshot->origin : 0;
   const int dp_rank = running ? snapshot->placement.grouping.base : 0;
-  std::vector<kv::IndexKind> kinds = {kv::IndexKind::kCopied};
-  if (limits.uses(kv::Stream::kIndexKeys) && limits.rank_count > 1) kinds.push_back(kv::IndexKind::kSplit);
+  std::vector<kv::IndexWish> indexes = {kv::IndexKind::kCopied};
+  if (limits.uses(kv::Stream::kIndexKeys) && limits.rank_count > 1) {
+    indexes.push_back(kv::IndexKind::kSplit);
+    const kv::IndexWish asked = running ? snapshot->wish.index : record.wish.index;
+    if (asked.c != 0) indexes.push_back(asked);
+  }
   for (const kv::DecodeWish wish : wishes(limits.rank_count)) {
-    for (const kv::IndexKind kind : kinds) {
-      if (wish.kind == kv::DecodeKind::kDp && kind == kv::IndexKind::kSplit) continue;  // the same as copied
-      const auto placement = controlplane::placement_of(limits, wish, kind, dp_rank);
+    for (const kv::IndexWish index : indexes) {
+      if (wish.kind == kv::DecodeKind::kDp && !(index == kv::IndexKind::kCopied)) continue;  // the same
+      const auto placement = controlplane::placement_of(limits, wish, index, dp_rank);
       wire::GroupingCost* line = to->Add();
       line->set_decode(kv::decode_name(wish));
-      line->set_index(kv::index_name(kind));
+      line->set_index(kv::index_name(index));
       line->set_present(running && snapshot->placement == placement);
       fill_stored(kv::stored_bytes(limits.geometry, placement.residency, tokens, origin, limits.rank_count),
                   limits.rank_count, line->mutable_stored());
@@ -87,7 +93,7 @@ void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& p
       if (!running) continue;
       controlplane::GroupingWish asked = snapshot->wish;
       asked.decode = wish;
-      asked.index = kind;
+      asked.index = index;
       if (const auto price = plane.price(record.id, asked)) {
         line->set_change_bytes(static_cast<uint64_t>(price->bytes_moved));
       }

@@ -91,13 +91,16 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
 
   const char* scheduling = "Scheduling";
   app.add_option("--prefill", raw.prefill,
-                 "how prompts are split: zigzag, interleave or none (default: zigzag)")
+                 "how prompts are split: zigzag, interleave, contiguous or none (default: zigzag)")
       ->type_name("SPLIT")
       ->group(scheduling);
   app.add_option("--decode", raw.decode, "how answers are decoded: tp, dcp(C) or dp (default: tp)")
       ->type_name("GROUPING")
       ->group(scheduling);
-  app.add_option("--index", raw.index, "how index keys are placed: copied or split (default: copied)")
+  app.add_option(
+         "--index", raw.index,
+         "how index keys are placed: copied (copied(C): scored in C parts) or split (split(C): over C "
+         "workers) (default: copied)")
       ->type_name("MODE")
       ->group(scheduling);
   app.add_option("--max-step-rows", options.max_step_rows, "rows of one step: the prefill chunk budget")
@@ -252,7 +255,7 @@ Result<void> check_groupings(const RawOptions& raw, Options& options) {
     options.decode = *wish;
   }
   if (!raw.index.empty()) {
-    auto kind = kv::parse_index(raw.index);
+    auto kind = kv::parse_index(raw.index, options.workers);
     if (!kind) return with_field(kind.error(), "--index");
     options.index = *kind;
   }

@@ -48,7 +48,7 @@ struct Options {
   // Empty: what the journal remembers, else zigzag, tp, copied.
   std::optional<kv::Split> prefill;
   std::optional<kv::DecodeWish> decode;
-  std::optional<kv::IndexKind> index;
+  std::optional<kv::IndexWish> index;
 
   Duration hang_deadline = std::chrono::seconds(30);       // no rank moved; more for heavy plans
   Duration heartbeat_deadline = std::chrono::seconds(10);  // one worker's heartbeat stood still

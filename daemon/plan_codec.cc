@@ -22,6 +22,7 @@ void encode_span(const controlplane::Span& from, wire::Span* to) {
   to->set_group_c(static_cast<uint32_t>(from.grouping.c));
   to->set_origin(static_cast<uint32_t>(from.origin));
   to->set_index_c(static_cast<uint32_t>(from.index_c));
+  to->set_index_copied(from.index_copied);
   to->set_no_write(from.no_write);
   to->set_prefill(from.prefill);
   to->mutable_tokens()->Add(from.tokens.begin(), from.tokens.end());

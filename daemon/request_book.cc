@@ -52,8 +52,11 @@ std::string decode_name_of(const RanUnder& ran, int rank_count) {
   return kv::decode_name({kv::DecodeKind::kDcp, ran.grouping.c});
 }
 
-const char* index_name_of(const RanUnder& ran) {
-  return kv::index_name(ran.index_c > 1 ? kv::IndexKind::kSplit : kv::IndexKind::kCopied);
+std::string index_name_of(const RanUnder& ran) {
+  if (ran.index_c == 1) return kv::index_name(kv::IndexKind::kCopied);
+  if (ran.index_copied) return kv::index_name({kv::IndexKind::kCopied, ran.index_c});
+  const bool usual = ran.index_c == kv::index_parts(ran.grouping, kv::IndexKind::kSplit);
+  return kv::index_name({kv::IndexKind::kSplit, usual ? 0 : ran.index_c});
 }
 
 RequestRecord& RequestBook::add(RequestRecord record) {

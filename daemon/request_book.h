@@ -27,12 +27,15 @@ using kv::StoredBytes;
 struct RanUnder {
   kv::Grouping grouping;
   int index_c = 1;
+  bool index_copied = true;
   friend bool operator==(const RanUnder&, const RanUnder&) = default;
 };
-inline RanUnder ran_under(const controlplane::Span& span) { return {span.grouping, span.index_c}; }
-// "dcp(4)", "copied". The rank of dp is left out.
+inline RanUnder ran_under(const controlplane::Span& span) {
+  return {span.grouping, span.index_c, span.index_copied};
+}
+// "dcp(4)", "copied(2)". The rank of dp is left out.
 std::string decode_name_of(const RanUnder& ran, int rank_count);
-const char* index_name_of(const RanUnder& ran);
+std::string index_name_of(const RanUnder& ran);
 
 // Decoding under one grouping, until another follows.
 struct DecodePhase {

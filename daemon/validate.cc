@@ -76,7 +76,7 @@ Result<controlplane::GroupingWish> validate_grouping(const std::string& prefill,
     wish.decode = *parsed;
   }
   if (!index.empty()) {
-    auto kind = kv::parse_index(index);
+    auto kind = kv::parse_index(index, rank_count);
     if (!kind) return with_field(kind.error(), "index");
     wish.index = *kind;
   }

@@ -2,12 +2,27 @@
 
 #include <algorithm>
 #include <charconv>
+#include <numeric>
+#include <optional>
 
 #include "proto/vocab/check.h"
 #include "proto/vocab/random.h"
 #include "proto/vocab/units.h"
 
 namespace weft::kv {
+namespace {
+
+// "name(7)" → 7.
+std::optional<int> number_in(const std::string& text, const std::string& name) {
+  if (!text.starts_with(name + "(") || !text.ends_with(")")) return std::nullopt;
+  int value = 0;
+  const char* last = text.data() + text.size() - 1;
+  const auto [end, failure] = std::from_chars(text.data() + name.size() + 1, last, value);
+  if (failure != std::errc{} || end != last) return std::nullopt;
+  return value;
+}
+
+}  // namespace
 
 const char* stream_name(Stream stream) { return stream == Stream::kEntries ? "entries" : "index keys"; }
 
@@ -64,14 +79,8 @@ Result<DecodeWish> parse_decode(const std::string& text, int rank_count) {
     wish = {DecodeKind::kDp, 1};
   } else if (text == "dcp") {
     wish = {DecodeKind::kDcp, rank_count};
-  } else if (text.starts_with("dcp(") && text.ends_with(")")) {
-    wish.kind = DecodeKind::kDcp;
-    const char* first = text.data() + 4;
-    const char* last = text.data() + text.size() - 1;
-    const auto [end, failure] = std::from_chars(first, last, wish.c);
-    if (failure != std::errc{} || end != last) {
-      return error(ErrorCode::kInvalidArgument, "'" + text + "' is not a decode grouping", "decode");
-    }
+  } else if (const std::optional<int> c = number_in(text, "dcp")) {
+    wish = {DecodeKind::kDcp, *c};
   } else {
     return error(ErrorCode::kInvalidArgument, "'" + text + "' is not one of tp, dp, dcp, dcp(c)", "decode");
   }
@@ -102,49 +111,64 @@ Result<void> validate_decode(DecodeWish wish, int rank_count) {
   return {};
 }
 
-Result<IndexKind> parse_index(const std::string& text) {
-  if (text == "copied") return IndexKind::kCopied;
-  if (text == "split") return IndexKind::kSplit;
-  return error(ErrorCode::kInvalidArgument, "'" + text + "' is not one of copied, split", "index");
-}
-const char* index_name(IndexKind kind) { return kind == IndexKind::kCopied ? "copied" : "split"; }
+namespace {
 
-int index_split(const Grouping& grouping, IndexKind kind) {
-  if (kind == IndexKind::kCopied) return 1;
+constexpr const char* kIndexNames[] = {"copied", "split"};
+constexpr const char* kSplitNames[kSplits] = {"none", "zigzag", "interleave", "contiguous"};
+
+}  // namespace
+
+Result<IndexWish> parse_index(const std::string& text, int rank_count) {
+  for (const IndexKind kind : {IndexKind::kCopied, IndexKind::kSplit}) {
+    const char* name = kIndexNames[static_cast<int>(kind)];
+    if (text == name) return IndexWish(kind);
+    const std::optional<int> c = number_in(text, name);
+    if (!c) continue;
+    if (*c < 1 || *c > rank_count || rank_count % *c != 0) {
+      return error(ErrorCode::kInvalidArgument,
+                   text + ": the number must divide the number of workers, " + std::to_string(rank_count),
+                   "index");
+    }
+    return IndexWish(kind, *c);
+  }
+  return error(ErrorCode::kInvalidArgument, "'" + text + "' is not one of copied, copied(c), split, split(c)",
+               "index");
+}
+
+std::string index_name(IndexWish wish) {
+  const std::string name = kIndexNames[static_cast<int>(wish.kind)];
+  return wish.c == 0 ? name : name + "(" + std::to_string(wish.c) + ")";
+}
+
+int index_parts(const Grouping& grouping, IndexWish wish) {
+  if (wish.c != 0) return std::gcd(wish.c, grouping.width);
+  if (wish.kind == IndexKind::kCopied) return 1;
   return grouping.c == 1 ? grouping.width : grouping.c;
 }
 
-Residency residency_of(const Grouping& grouping, IndexKind kind, int rank_count) {
+Residency residency_of(const Grouping& grouping, IndexWish index, int rank_count) {
   if (grouping.width == 1 && rank_count > 1) return {single(grouping.base), single(grouping.base)};
   CHECK(grouping.base == 0 && grouping.width == rank_count,
         "a group of several ranks spans all of them: ", grouping.base, " ", grouping.width);
-  return {striped(grouping.c), striped(index_split(grouping, kind))};
+  return {striped(grouping.c),
+          index.kind == IndexKind::kCopied ? replicated() : striped(index_parts(grouping, index))};
 }
 
 Result<Split> parse_split(const std::string& text) {
-  if (text == "none") return Split::kShared;
-  if (text == "zigzag") return Split::kZigzag;
-  if (text == "interleave") return Split::kInterleave;
-  return error(ErrorCode::kInvalidArgument, "'" + text + "' is not one of none, zigzag, interleave",
-               "prefill");
+  for (int i = 0; i < kSplits; ++i) {
+    if (text == kSplitNames[i]) return static_cast<Split>(i);
+  }
+  return error(ErrorCode::kInvalidArgument,
+               "'" + text + "' is not one of none, zigzag, interleave, contiguous", "prefill");
 }
 
-const char* split_name(Split split) {
-  switch (split) {
-    case Split::kShared:
-      return "none";
-    case Split::kZigzag:
-      return "zigzag";
-    case Split::kInterleave:
-      return "interleave";
-  }
-  return "?";
-}
+const char* split_name(Split split) { return kSplitNames[static_cast<int>(split)]; }
 
 int row_owner(Split split, int64_t row, int64_t row_count, int ranks) {
   CHECK(split != Split::kShared);
   CHECK(row >= 0 && row < row_count, row, " of ", row_count);
   if (split == Split::kInterleave) return static_cast<int>(row % ranks);
+  if (split == Split::kContiguous) return static_cast<int>(row / ceil_div(row_count, ranks));
   const int64_t piece = row / ceil_div(row_count, 2 * ranks);
   return static_cast<int>(piece < ranks ? piece : 2 * ranks - 1 - piece);
 }

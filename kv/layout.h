@@ -82,14 +82,26 @@ std::string decode_name(DecodeWish wish);
 // c divides W, else kInvalidArgument naming both.
 Result<void> validate_decode(DecodeWish wish, int rank_count);
 
-// How index keys are placed: a copy per attention group member, or split like the entries.
+// How index keys are placed: a copy per attention group member, or split over some of them.
 enum class IndexKind : uint8_t { kCopied = 0, kSplit = 1 };
-Result<IndexKind> parse_index(const std::string& text);  // "copied", "split"
-const char* index_name(IndexKind kind);
+// What a person asks for. c is independent of the c of the entries; 0 leaves it to the grouping.
+//   copied     each rank scores all keys
+//   copied(c)  each rank scores one part of c, and the ranks exchange candidates
+//   split      over c under dcp(c), over the whole width under tp
+//   split(c)   over c ranks
+struct IndexWish {
+  IndexKind kind = IndexKind::kCopied;
+  int c = 0;
+  constexpr IndexWish(IndexKind of = IndexKind::kCopied, int parts = 0) : kind(of), c(parts) {}
+  friend bool operator==(const IndexWish&, const IndexWish&) = default;
+};
+// c divides the number of ranks, else kInvalidArgument naming both.
+Result<IndexWish> parse_index(const std::string& text, int rank_count);
+std::string index_name(IndexWish wish);
 
-// Over how many ranks the index keys of a grouping are split: 1 when copied; c under dcp(c); the width under
-// tp.
-int index_split(const Grouping& grouping, IndexKind kind);
+// In how many parts, by residue class, the ranks of a grouping score its index keys; 1: each scores all. In a
+// group narrower than asked for, the greatest common divisor.
+int index_parts(const Grouping& grouping, IndexWish wish);
 
 struct Residency {
   Pattern entries;
@@ -98,7 +110,7 @@ struct Residency {
   friend bool operator==(const Residency&, const Residency&) = default;
 };
 // The residency that covers the reader map of a grouping at the lowest number of copies.
-Residency residency_of(const Grouping& grouping, IndexKind kind, int rank_count);
+Residency residency_of(const Grouping& grouping, IndexWish index, int rank_count);
 
 // ---- rows of a prompt chunk over the ranks (PCP) -------------------------------------------------------
 
@@ -106,12 +118,14 @@ enum class Split : uint8_t {
   kShared = 0,      // "none": rows run under the decode grouping, like decode rows
   kZigzag = 1,      // 2C pieces, rank r owns pieces r and 2C−1−r
   kInterleave = 2,  // row i belongs to rank i mod C
+  kContiguous = 3,  // C pieces, rank r owns piece r
 };
-Result<Split> parse_split(const std::string& text);  // "none", "zigzag", "interleave"
+inline constexpr int kSplits = 4;
+Result<Split> parse_split(const std::string& text);  // "none", "zigzag", "interleave", "contiguous"
 const char* split_name(Split split);
 
 // The rank that owns row i of a chunk of n rows split over C ranks. Not for kShared. Pieces have
-// ceil(n / 2C) rows; the last ones may be short or empty.
+// ceil(n / number of pieces) rows; the last ones may be short or empty.
 int row_owner(Split split, int64_t row, int64_t row_count, int ranks);
 // (query row, key) pairs that each rank computes for a causal chunk that starts at position `start`.
 std::vector<int64_t> causal_pairs(Split split, int64_t start, int64_t row_count, int ranks);

@@ -135,15 +135,18 @@ class Driver {
 
   GroupingWish random_wish() {
     GroupingWish wish;
-    wish.prefill = static_cast<kv::Split>(below(3));
+    wish.prefill = static_cast<kv::Split>(below(kv::kSplits));
     wish.decode.kind = static_cast<kv::DecodeKind>(below(3));
-    if (wish.decode.kind == kv::DecodeKind::kDcp) {
-      do {
-        wish.decode.c = 1 + static_cast<int>(below(limits_.rank_count));
-      } while (limits_.rank_count % wish.decode.c != 0);
-    }
-    wish.index = static_cast<kv::IndexKind>(below(2));
+    if (wish.decode.kind == kv::DecodeKind::kDcp) wish.decode.c = divisor();
+    wish.index = {static_cast<kv::IndexKind>(below(2)), chance(50) ? 0 : divisor()};
     return wish;
+  }
+
+  int divisor() {
+    for (;;) {
+      const int c = 1 + static_cast<int>(below(limits_.rank_count));
+      if (limits_.rank_count % c == 0) return c;
+    }
   }
 
   void feed(const Event& event) {

@@ -188,7 +188,8 @@ void FakeWorkers::check_readers(const Span& span, int64_t block) {
   for (int part = 0; part < geometry.parts(); ++part) {
     const kv::Stream stream = geometry.stream_of(part);
     const int64_t in_stream = part - geometry.first_part(stream);
-    const int c = stream == kv::Stream::kEntries ? span.grouping.c : span.index_c;
+    const int index_stripes = span.index_copied ? 1 : span.index_c;
+    const int c = stream == kv::Stream::kEntries ? span.grouping.c : index_stripes;
     // Whoever runs the whole rows of one rank reads all parts; else the members of a c-group those of its
     // heads.
     const kv::Pattern pattern =

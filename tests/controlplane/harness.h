@@ -37,7 +37,7 @@ inline std::vector<uint32_t> text(uint32_t seed, int64_t count) {
   return tokens;
 }
 
-inline GroupingWish wish(kv::DecodeKind kind, int c = 1, kv::IndexKind index = kv::IndexKind::kCopied) {
+inline GroupingWish wish(kv::DecodeKind kind, int c = 1, kv::IndexWish index = {}) {
   GroupingWish out;
   out.decode = {kind, c};
   out.index = index;

@@ -11,7 +11,7 @@ namespace {
 
 TEST(Placement, FollowsTheWish) {
   const Limits limits = small_limits(4, 10);
-  const auto place = [&](kv::DecodeWish decode, kv::IndexKind index) {
+  const auto place = [&](kv::DecodeWish decode, kv::IndexWish index) {
     return placement_of(limits, decode, index, 2);
   };
   const Placement tp = place({kv::DecodeKind::kTp, 1}, kv::IndexKind::kCopied);
@@ -23,6 +23,18 @@ TEST(Placement, FollowsTheWish) {
   EXPECT_EQ(dcp.grouping, (kv::Grouping{0, 4, 2}));
   EXPECT_EQ(dcp.index_c, 2);
   EXPECT_EQ(dcp.residency.entries, kv::striped(2));
+  // The index may be split over fewer or more ranks than the entries.
+  const Placement two = place({kv::DecodeKind::kDcp, 4}, {kv::IndexKind::kSplit, 2});
+  EXPECT_EQ(two.index_c, 2);
+  EXPECT_EQ(two.residency, (kv::Residency{kv::striped(4), kv::striped(2)}));
+  EXPECT_EQ(place({kv::DecodeKind::kDcp, 2}, {kv::IndexKind::kSplit, 4}).residency,
+            (kv::Residency{kv::striped(2), kv::striped(4)}));
+  // Copied, but scored in parts.
+  const Placement parts = place({kv::DecodeKind::kDcp, 2}, {kv::IndexKind::kCopied, 4});
+  EXPECT_EQ(parts.index_c, 4);
+  EXPECT_EQ(parts.residency, (kv::Residency{kv::striped(2), kv::replicated()}));
+  EXPECT_EQ(placement_name(limits, parts), "dcp(2), index copied(4)");
+  EXPECT_EQ(place({kv::DecodeKind::kDp, 1}, {kv::IndexKind::kSplit, 4}).index_c, 1);
   const Placement dp = place({kv::DecodeKind::kDp, 1}, kv::IndexKind::kSplit);
   EXPECT_EQ(dp.grouping, (kv::Grouping{2, 1, 1}));
   EXPECT_EQ(dp.residency.entries, kv::single(2));
@@ -44,6 +56,8 @@ TEST(Placement, ShortChunksAreShared) {
   EXPECT_EQ(chunk_split(kv::Split::kZigzag, 8, false, 4), kv::Split::kZigzag);
   EXPECT_EQ(chunk_split(kv::Split::kInterleave, 3, false, 4), kv::Split::kShared);
   EXPECT_EQ(chunk_split(kv::Split::kInterleave, 4, false, 4), kv::Split::kInterleave);
+  EXPECT_EQ(chunk_split(kv::Split::kContiguous, 3, false, 4), kv::Split::kShared);
+  EXPECT_EQ(chunk_split(kv::Split::kContiguous, 4, false, 4), kv::Split::kContiguous);
   EXPECT_EQ(chunk_split(kv::Split::kZigzag, 100, true, 4), kv::Split::kShared);
 }
 
@@ -61,8 +75,9 @@ TEST(Placement, NeedsEqualTheSumOverBlocks) {
       c = 1 + static_cast<int>(random.below(static_cast<uint64_t>(ranks)));
     } while (ranks % c != 0);
     const kv::DecodeWish decode{static_cast<kv::DecodeKind>(random.below(3)), c};
-    const Placement placement = placement_of(limits, decode, static_cast<kv::IndexKind>(random.below(2)),
-                                             static_cast<int>(random.below(static_cast<uint64_t>(ranks))));
+    const kv::IndexWish index(static_cast<kv::IndexKind>(random.below(2)), random.below(2) == 0 ? 0 : c);
+    const Placement placement =
+        placement_of(limits, decode, index, static_cast<int>(random.below(static_cast<uint64_t>(ranks))));
     const auto first = static_cast<int64_t>(random.below(40));
     const auto last = first + static_cast<int64_t>(random.below(60));
     const int origin = static_cast<int>(random.below(static_cast<uint64_t>(ranks)));

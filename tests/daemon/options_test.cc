@@ -112,7 +112,7 @@ TEST(Options, BadValuesAreNamed) {
       {{"--workers", "four"}, "--workers"},
       {{"--workers", "4", "--decode", "dcp(3)"}, "--decode"},
       {{"--decode", "quick"}, "--decode"},
-      {{"--prefill", "contiguous"}, "--prefill"},
+      {{"--prefill", "ring"}, "--prefill"},
       {{"--index", "half"}, "--index"},
       {{"--block-tokens", "48"}, "--block-tokens"},
       {{"--block-tokens", "512"}, "--block-tokens"},

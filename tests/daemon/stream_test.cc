@@ -191,6 +191,7 @@ TEST(RequestBook, EachGroupingKeepsItsOwnFigures) {
   const auto decode = [&](kv::Grouping grouping, int index_c, int64_t bytes, int64_t now) {
     auto plan = plan_of(id, false, grouping);
     plan.spans[0].index_c = index_c;
+    plan.spans[0].index_copied = index_c == 1;
     book.crossed(plan.spans[0], crossed(kv::CrossKind::kPartials, bytes));
     book.step_done(plan, Duration(now - 3), Time{now});
     book.token({id, ++token, 5}, Time{now});

@@ -28,7 +28,7 @@ CostSpan decode(int64_t position, Grouping grouping, IndexKind index, int ranks)
   CostSpan span;
   span.start = position;
   span.grouping = grouping;
-  span.index_c = index_split(grouping, index);
+  span.index_c = index_parts(grouping, index);
   span.residency = residency_of(grouping, index, ranks);
   span.head_rows = 1;
   return span;

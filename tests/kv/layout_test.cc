@@ -229,9 +229,10 @@ TEST(Facts, CausalPairs) {
 
 TEST(Facts, ContiguousSplitIsUneven) {
   // 16 tokens on 4 ranks in contiguous quarters: 58 against 10 pairs.
-  auto quarter = [](int64_t first) { return 4 * first + 1 + 2 + 3 + 4; };
-  EXPECT_EQ(quarter(12), 58);
-  EXPECT_EQ(quarter(0), 10);
+  EXPECT_EQ(causal_pairs(Split::kContiguous, 0, 16, 4), (std::vector<int64_t>{10, 26, 42, 58}));
+  // The last piece costs 2C − 1 times the first of a long prompt.
+  const auto eighths = causal_pairs(Split::kContiguous, 0, 128'000, 8);
+  EXPECT_NEAR(static_cast<double>(eighths[7]) / static_cast<double>(eighths[0]), 15, 0.01);
   const auto zigzag = causal_pairs(Split::kZigzag, 0, 16, 4);
   EXPECT_EQ(zigzag, (std::vector<int64_t>{34, 34, 34, 34}));
   EXPECT_EQ(causal_pairs(Split::kInterleave, 0, 16, 4), (std::vector<int64_t>{28, 32, 36, 40}));
@@ -251,9 +252,12 @@ TEST(Zigzag, EveryRanksTwoPiecesCostTogetherTwoCUnits) {
 TEST(Split, EveryRowHasAnOwner) {
   for (int C : {1, 2, 3, 4, 8}) {
     for (int64_t rows : {1, 2, 7, 15, 16, 17, 64, 200}) {
-      for (Split split : {Split::kZigzag, Split::kInterleave}) {
+      for (Split split : {Split::kZigzag, Split::kInterleave, Split::kContiguous}) {
         for (int64_t row = 0; row < rows; ++row) {
           const int owner = row_owner(split, row, rows, C);
+          if (split == Split::kContiguous && row > 0) {
+            EXPECT_GE(owner, row_owner(split, row - 1, rows, C));
+          }
           EXPECT_TRUE(owner >= 0 && owner < C) << split_name(split) << ", row " << row << " of " << rows;
         }
       }
@@ -307,7 +311,28 @@ TEST(Wishes, ParseAndRefuse) {
   }
 }
 
+TEST(Wishes, IndexParseAndRefuse) {
+  for (const char* text : {"copied", "split", "copied(8)", "split(2)", "split(1)"}) {
+    EXPECT_EQ(index_name(parse_index(text, 8).value()), text);
+  }
+  EXPECT_EQ(parse_index("split(4)", 8).value(), (IndexWish{IndexKind::kSplit, 4}));
+  for (const char* bad : {"split(3)", "split(16)", "copied(0)", "split()", "split(4", "parts", ""}) {
+    const auto result = parse_index(bad, 8);
+    ASSERT_FALSE(result.has_value()) << bad;
+    EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_EQ(result.error().field, "index");
+  }
+  EXPECT_EQ(index_parts({0, 8, 4}, IndexKind::kCopied), 1);
+  EXPECT_EQ(index_parts({0, 8, 4}, IndexKind::kSplit), 4);
+  EXPECT_EQ(index_parts({0, 8, 1}, IndexKind::kSplit), 8);
+  EXPECT_EQ(index_parts({0, 8, 4}, {IndexKind::kSplit, 2}), 2);
+  EXPECT_EQ(index_parts({0, 8, 4}, {IndexKind::kCopied, 8}), 8);
+  EXPECT_EQ(index_parts({3, 1, 1}, {IndexKind::kSplit, 4}), 1);
+}
+
 TEST(Residency, FollowsTheGrouping) {
+  EXPECT_EQ(residency_of({0, 8, 2}, {IndexKind::kSplit, 4}, 8), (Residency{striped(2), striped(4)}));
+  EXPECT_EQ(residency_of({0, 8, 4}, {IndexKind::kCopied, 8}, 8), (Residency{striped(4), replicated()}));
   EXPECT_EQ(residency_of({0, 8, 1}, IndexKind::kCopied, 8), (Residency{replicated(), replicated()}));
   EXPECT_EQ(residency_of({0, 8, 1}, IndexKind::kSplit, 8), (Residency{replicated(), striped(8)}));
   EXPECT_EQ(residency_of({0, 8, 4}, IndexKind::kCopied, 8), (Residency{striped(4), replicated()}));

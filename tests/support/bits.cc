@@ -24,8 +24,29 @@ std::vector<kv::DecodeWish> decodes_of(int ranks) {
   return out;
 }
 
-std::vector<BitsCase> cases_of(int ranks, int64_t chunk, bool with_index) {
+namespace {
+
+// What is not in the product: one mechanism at a time, under every grouping.
+std::vector<BitsCase> mechanisms_of(int ranks, int64_t chunk, bool with_index) {
   std::vector<BitsCase> out;
+  if (ranks == 1) return out;
+  for (const kv::DecodeWish& decode : decodes_of(ranks)) {
+    BitsCase plain{ranks, kv::Split::kZigzag, decode, {}, chunk, false};
+    const auto add = [&](const auto& change) { change(out.emplace_back(plain)); };
+    add([](BitsCase& one) { one.prefill = kv::Split::kContiguous; });
+    for (int c = 2; c <= ranks && with_index; c *= 2) {
+      add([&](BitsCase& one) { one.index = {kv::IndexKind::kCopied, c}; });
+      add([&](BitsCase& one) { one.index = {kv::IndexKind::kSplit, c}; });
+    }
+  }
+  for (size_t i = 0; i < out.size(); i += 3) out[i].regrouped = true;
+  return out;
+}
+
+}  // namespace
+
+std::vector<BitsCase> cases_of(int ranks, int64_t chunk, bool with_index) {
+  std::vector<BitsCase> out = mechanisms_of(ranks, chunk, with_index);
   for (const kv::Split prefill : {kv::Split::kShared, kv::Split::kZigzag, kv::Split::kInterleave}) {
     for (const kv::DecodeWish& decode : decodes_of(ranks)) {
       for (const kv::IndexKind index : {kv::IndexKind::kCopied, kv::IndexKind::kSplit}) {
@@ -108,10 +129,8 @@ void BitsHarness::drive(LocalEngine& engine, const std::vector<std::pair<Request
       ++sent[i];
       const kv::DecodeWish next =
           sent[i] == std::size(turns) ? one.decode : decodes[(at + sent[i]) % decodes.size()];
-      const kv::IndexKind index = sent[i] % 2 == 1 && one.index == kv::IndexKind::kCopied
-                                      ? kv::IndexKind::kSplit
-                                      : kv::IndexKind::kCopied;
-      engine.regroup(request, next, index);
+      const bool split = sent[i] % 2 == 1 && one.index.kind == kv::IndexKind::kCopied;
+      engine.regroup(request, next, {split ? kv::IndexKind::kSplit : kv::IndexKind::kCopied, one.index.c});
     }
   } while (engine.step());
   for (const auto& [request, one] : requests) {

@@ -15,7 +15,7 @@ struct BitsCase {
   int ranks = 1;
   kv::Split prefill = kv::Split::kShared;
   kv::DecodeWish decode;
-  kv::IndexKind index = kv::IndexKind::kCopied;
+  kv::IndexWish index;
   int64_t chunk = 0;       // 0: all at once
   bool regrouped = false;  // thinned and widened while decoding, in mid-block
   std::string name() const;
@@ -23,7 +23,8 @@ struct BitsCase {
 
 // All decode groupings of W ranks.
 std::vector<kv::DecodeWish> decodes_of(int ranks);
-// prefill × decode × index × regrouped for one W and chunk size.
+// prefill × decode × index × regrouped for one W and chunk size, then each other mechanism under each
+// grouping.
 std::vector<BitsCase> cases_of(int ranks, int64_t chunk, bool with_index);
 
 struct BitsModel {

@@ -27,7 +27,7 @@ controlplane::Limits limits_of(const LocalModel& model, const EngineOptions& opt
   limits.table_count = options.workers.table_count;
   limits.max_running = options.workers.table_count / 2;
   limits.max_step_rows = options.workers.max_step_rows;
-  limits.max_samples = std::min<int64_t>(64, options.workers.max_step_rows);
+  limits.max_samples = std::min<int64_t>(256, options.workers.max_step_rows);
   limits.max_chunk_rows = options.max_chunk_rows;
   limits.plans_in_flight = options.plans_in_flight;
   controlplane::validate(limits).value();
@@ -57,7 +57,7 @@ RequestId LocalEngine::submit(const std::vector<uint32_t>& prompt, const Request
   return event.request;
 }
 
-void LocalEngine::regroup(RequestId request, kv::DecodeWish decode, kv::IndexKind index) {
+void LocalEngine::regroup(RequestId request, kv::DecodeWish decode, kv::IndexWish index) {
   controlplane::RegroupRequested event;
   event.command = next_command_++;
   event.request = request;

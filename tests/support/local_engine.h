@@ -48,7 +48,7 @@ class LocalEngine {
 
   RequestId submit(const std::vector<uint32_t>& prompt, const RequestOptions& options);
   void send(const controlplane::Event& event) { events_.push_back(event); }
-  void regroup(RequestId request, kv::DecodeWish decode, kv::IndexKind index);
+  void regroup(RequestId request, kv::DecodeWish decode, kv::IndexWish index);
 
   // Runs one step; false when nothing is left to run. `seen` hears of every plan before it runs.
   bool step();

@@ -80,6 +80,11 @@ TEST(Parse, GroupingsAreNormal) {
        {"dcp", "dcp(", "dcp()", "dcp(4", "dcp0", "dcp-1", "dcp(04)", "dcpx", "tp4", "", "dcp(1000)"}) {
     EXPECT_FALSE(normal_grouping(text)) << text;
   }
+  EXPECT_EQ(normal_index("split:4").value(), "split(4)");
+  EXPECT_EQ(normal_index("copied8").value(), "copied(8)");
+  EXPECT_EQ(normal_index("split").value(), "split");
+  for (const char* text : {"", "both", "split0", "copied()", "splitx"})
+    EXPECT_FALSE(normal_index(text)) << text;
 }
 
 TEST(Parse, FaultsAreUsageErrorsThatPointToHelp) {
@@ -365,6 +370,9 @@ class Plans : public ::testing::Test {
     add_span(first, 1, 1, 1);
     add_span(first, 2, 1, 4).set_index_c(4);
     add_span(first, 3, 1, 1);
+    wire::Span& parts = add_span(first, 4, 1, 2);
+    parts.set_index_c(4);
+    parts.set_index_copied(true);
     first.add_copies();
     add(first);
     second.set_step(2);
@@ -382,7 +390,7 @@ TEST_F(Plans, OneLinePerStep) {
   const Outcome table = run({"plans", path_});
   EXPECT_EQ(table.code, kExitOk) << table.err;
   EXPECT_THAT(table.out, HasSubstr("prefill 7: 2048 rows from 4096, zigzag, dcp(4); tp: 1 3; dcp(4), index "
-                                   "split: 2"));
+                                   "split: 2; dcp(2), index copied(4): 4"));
   EXPECT_THAT(table.out, HasSubstr("rank 3: 1"));
   EXPECT_EQ(std::count(table.out.begin(), table.out.end(), '\n'), 3) << table.out;
   const Json document = Json::parse(run({"plans", path_, "-o", "json"}).out, nullptr, false);

@@ -44,7 +44,7 @@ kv::CostModel cost_model(const LocalModel& model, int ranks, DType cache_dtype) 
 struct Way {
   int ranks;
   kv::Grouping grouping;
-  kv::IndexKind index;
+  kv::IndexWish index;
   kv::Split split;
   int origin;
   std::string name() const {
@@ -58,10 +58,14 @@ std::vector<Way> all_ways(int ranks) {
   for (int c = 1; c <= ranks && ranks > 1; ++c) {
     if (ranks % c == 0) groupings.push_back({0, ranks, c});
   }
+  std::vector<kv::IndexWish> indexes{kv::IndexKind::kCopied, kv::IndexKind::kSplit};
+  if (ranks > 1) indexes.push_back({kv::IndexKind::kCopied, ranks});
+  if (ranks > 2 && ranks % 2 == 0) indexes.push_back({kv::IndexKind::kSplit, 2});
   std::vector<Way> ways;
   for (const kv::Grouping& grouping : groupings) {
-    for (kv::IndexKind index : {kv::IndexKind::kCopied, kv::IndexKind::kSplit}) {
-      for (kv::Split split : {kv::Split::kShared, kv::Split::kZigzag, kv::Split::kInterleave}) {
+    for (kv::IndexWish index : indexes) {
+      for (kv::Split split :
+           {kv::Split::kShared, kv::Split::kZigzag, kv::Split::kInterleave, kv::Split::kContiguous}) {
         ways.push_back({ranks, grouping, index, split, (ranks + 1) % std::max(grouping.c, 1)});
       }
     }
@@ -112,7 +116,7 @@ void check_way(LocalWorkers& workers, const kv::CostModel& model, const Way& way
   SCOPED_TRACE(way.name());
   kv::CostSpan span;
   span.grouping = way.grouping;
-  span.index_c = kv::index_split(way.grouping, way.index);
+  span.index_c = kv::index_parts(way.grouping, way.index);
   span.residency = kv::residency_of(way.grouping, way.index, way.ranks);
   span.origin = way.origin;
   span.sampler = way.ranks / 2;

@@ -45,7 +45,7 @@ wire::StepPlan random_plan(SplitMix64& random, int ranks) {
     span->set_rows(rows);
     for (uint32_t row = 0; row < rows; ++row) span->add_tokens(row);
     const bool owned = ranks > 1 && random.below(3) == 0;
-    span->set_split(owned ? static_cast<uint32_t>(1 + random.below(2)) : 0);
+    span->set_split(owned ? static_cast<uint32_t>(1 + random.below(kv::kSplits - 1)) : 0);
     span->set_origin(static_cast<uint32_t>(random.below(8)));
     std::vector<int> divisors;
     for (int c = 1; c <= ranks; ++c) {
@@ -60,7 +60,8 @@ wire::StepPlan random_plan(SplitMix64& random, int ranks) {
       const int c = divisors[random.below(divisors.size())];
       span->set_group_width(static_cast<uint32_t>(ranks));
       span->set_group_c(static_cast<uint32_t>(c));
-      if (random.below(2) == 0) span->set_index_c(static_cast<uint32_t>(c == 1 ? ranks : c));
+      if (random.below(2) == 0)
+        span->set_index_c(static_cast<uint32_t>(divisors[random.below(divisors.size())]));
     }
     span->set_sample(random.below(2) == 0);
     span->set_digest(random.below(4) == 0);
@@ -270,7 +271,7 @@ TEST(Routes, RefusesImpossiblePlans) {
   };
   EXPECT_TRUE(broken([](wire::Span& span) { span.set_rows(span.rows() + 1); }));
   EXPECT_TRUE(broken([](wire::Span& span) { span.set_rows(0); }));
-  EXPECT_TRUE(broken([](wire::Span& span) { span.set_split(3); }));
+  EXPECT_TRUE(broken([](wire::Span& span) { span.set_split(kv::kSplits); }));
   EXPECT_TRUE(broken([](wire::Span& span) { span.set_group_width(2); }));
   EXPECT_TRUE(broken([](wire::Span& span) { span.set_group_c(3); }));
   EXPECT_TRUE(broken([](wire::Span& span) { span.set_group_base(4); }));

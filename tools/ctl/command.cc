@@ -12,11 +12,10 @@ Option decode_option(const std::string& help) {
   return {"--decode", "GROUPING", help, &A::decode, Check::kGrouping};
 }
 Option prefill_option(const std::string& help) {
-  return {"--prefill", "SPLIT", help, &A::prefill, Check::kChoice, {"none", "zigzag", "interleave"}};
+  return {"--prefill", "SPLIT",        help,
+          &A::prefill, Check::kChoice, {"none", "zigzag", "interleave", "contiguous"}};
 }
-Option index_option(const std::string& help) {
-  return {"--index", "MODE", help, &A::index, Check::kChoice, {"copied", "split"}};
-}
+Option index_option(const std::string& help) { return {"--index", "MODE", help, &A::index, Check::kIndex}; }
 
 std::vector<Option> watch_options() {
   return {{"-w,--watch", "", "show it again and again until Ctrl-C", &A::watch},
@@ -56,9 +55,9 @@ Command generate() {
        {"--seed", "S", "the draw's seed, default 0; equal seeds give equal tokens", &A::seed},
        {"--ignore-eos", "", "go on after an end-of-text token", &A::ignore_eos},
        {"--stop-tokens", "IDS", "also stop at these token ids", &A::stop_tokens},
-       prefill_option("split of the prompt: none, zigzag, interleave"),
+       prefill_option("split of the prompt: none, zigzag, interleave, contiguous"),
        decode_option("grouping while decoding: tp, dp, dcp(4)"),
-       index_option("index keys: copied or split"),
+       index_option("index keys: copied, copied(4) (scored in 4 parts), split, split(4)"),
        {"--digest", "", "print the SHA-256 over the digests of all positions' logits", &A::digest},
        {"--no-prefix-cache", "", "compute the whole prompt", &A::no_prefix_cache},
        {"--cache-salt", "TEXT", "share cached prefixes only with requests of the same salt", &A::cache_salt},
@@ -106,9 +105,9 @@ Command regroup() {
       {{"ID", "", "the requests", &A::requests},
        {"--all", "", "every running request", &A::all},
        {"--defaults", "", "what requests get that do not say", &A::defaults},
-       prefill_option("split of prompts: none, zigzag, interleave"),
+       prefill_option("split of prompts: none, zigzag, interleave, contiguous"),
        decode_option("grouping while decoding: tp, dp, dcp(4)"),
-       index_option("index keys: copied or split"),
+       index_option("index keys: copied, copied(4) (scored in 4 parts), split, split(4)"),
        {"--dry-run", "", "only say what would be moved and dropped, and what the defaults would be",
         &A::dry_run}},
       {"weftctl regroup 7 --decode dcp4", "weftctl regroup --all --decode tp --dry-run",

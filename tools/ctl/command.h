@@ -21,8 +21,10 @@ using Target = std::variant<bool Arguments::*, std::string Arguments::*, uint32_
 
 enum class Check {
   kNone,
-  kChoice,    // one of `choices`
-  kGrouping,  // tp, dp, dcp(N); also written dcpN or dcp:N, which a shell does not mind
+  kChoice,  // one of `choices`
+  // Numbers in parentheses may also be written dcp4 or dcp:4, which a shell does not mind.
+  kGrouping,  // tp, dp, dcp(N)
+  kIndex,     // copied, copied(N), split, split(N)
 };
 
 struct Option {

@@ -56,10 +56,28 @@ Result<void> check_seconds(double value, const char* field, double least) {
                "must be a number of seconds from " + CLI::detail::to_string(least) + " to 1000000000", field);
 }
 
+// "dcp(4)", "dcp4" and "dcp:4" → "dcp(4)".
+std::optional<std::string> with_number(const std::string& text, const std::string& name) {
+  if (!text.starts_with(name)) return std::nullopt;
+  std::string digits = text.substr(name.size());
+  if (digits.size() >= 2 && digits.front() == '(' && digits.back() == ')') {
+    digits = digits.substr(1, digits.size() - 2);
+  } else if (!digits.empty() && digits.front() == ':') {
+    digits.erase(0, 1);
+  }
+  const bool number = !digits.empty() && digits.size() <= 3 && digits.front() != '0' &&
+                      std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!number) return std::nullopt;
+  return name + "(" + digits + ")";
+}
+
 // What CLI11 does not check.
 Result<void> check(Arguments& arguments) {
   if (!arguments.decode.empty()) {
     TRY(arguments.decode, normal_grouping(arguments.decode));
+  }
+  if (!arguments.index.empty()) {
+    TRY(arguments.index, normal_index(arguments.index));
   }
   if (arguments.timeout_s) TRY_VOID(check_seconds(*arguments.timeout_s, "--timeout", 0));
   return check_seconds(arguments.interval_s, "--interval", 0.05);
@@ -69,19 +87,17 @@ Result<void> check(Arguments& arguments) {
 
 Result<std::string> normal_grouping(const std::string& text) {
   if (text == "tp" || text == "dp") return text;
-  const auto wrong =
-      error(ErrorCode::kInvalidArgument, "\"" + text + "\" is none of tp, dp, dcp(N)", "--decode");
-  if (text.rfind("dcp", 0) != 0) return wrong;
-  std::string digits = text.substr(3);
-  if (digits.size() >= 2 && digits.front() == '(' && digits.back() == ')') {
-    digits = digits.substr(1, digits.size() - 2);
-  } else if (!digits.empty() && digits.front() == ':') {
-    digits.erase(0, 1);
+  if (const auto dcp = with_number(text, "dcp")) return *dcp;
+  return error(ErrorCode::kInvalidArgument, "\"" + text + "\" is none of tp, dp, dcp(N)", "--decode");
+}
+
+Result<std::string> normal_index(const std::string& text) {
+  for (const char* name : {"copied", "split"}) {
+    if (text == name) return text;
+    if (const auto parts = with_number(text, name)) return *parts;
   }
-  const bool number = !digits.empty() && digits.size() <= 3 && digits.front() != '0' &&
-                      std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
-  if (!number) return wrong;
-  return "dcp(" + digits + ")";
+  return error(ErrorCode::kInvalidArgument, "\"" + text + "\" is none of copied, copied(N), split, split(N)",
+               "--index");
 }
 
 Result<Parsed> parse(const std::vector<std::string>& words) {

@@ -18,12 +18,17 @@ namespace {
 
 // As kv::Split counts them.
 std::string split_text(uint32_t split) {
-  constexpr const char* kNames[] = {"none", "zigzag", "interleave"};
+  constexpr const char* kNames[] = {"none", "zigzag", "interleave", "contiguous"};
   return split < std::size(kNames) ? kNames[split] : "split " + std::to_string(split);
 }
 
 std::string grouping_text(const wire::Span& span) {
-  const std::string index = span.index_c() > 1 ? ", index split" : "";
+  std::string index;
+  if (span.index_c() > 1) {
+    const uint32_t usual = span.group_c() == 1 ? span.group_width() : span.group_c();
+    index = span.index_copied() ? ", index copied" : ", index split";
+    if (span.index_copied() || span.index_c() != usual) index += "(" + std::to_string(span.index_c()) + ")";
+  }
   if (span.group_width() == 1) return "rank " + std::to_string(span.group_base());
   return (span.group_c() > 1 ? "dcp(" + std::to_string(span.group_c()) + ")" : "tp") + index;
 }

@@ -178,7 +178,7 @@ std::string prefill_text(const wire::Trace& trace) {
 }
 
 std::string decode_text(const wire::DecodeTrace& decode) {
-  return decode.index() == "split" ? decode.decode() + ", index split" : decode.decode();
+  return decode.index() == "copied" ? decode.decode() : decode.decode() + ", index " + decode.index();
 }
 
 std::vector<CrossedKind> crossed_kinds(const wire::Crossed& c) {

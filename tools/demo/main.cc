@@ -26,13 +26,12 @@ void add_options(CLI::App& app, DemoOptions& options, weft::ctl::Arguments& argu
       ->check(decimal<uint64_t>());
   app.add_option("--prefill", arguments.prefill, "split of the prompt (default: the daemon's)")
       ->type_name("SPLIT")
-      ->check(one_of({"none", "zigzag", "interleave"}));
+      ->check(one_of({"none", "zigzag", "interleave", "contiguous"}));
   app.add_option("--decode", arguments.decode,
                  "grouping while decoding: tp, dp, dcp4 (default: the daemon's)")
       ->type_name("GROUPING");
-  app.add_option("--index", arguments.index, "index keys (default: the daemon's)")
-      ->type_name("MODE")
-      ->check(one_of({"copied", "split"}));
+  app.add_option("--index", arguments.index, "index keys: copied, split, split4 (default: the daemon's)")
+      ->type_name("MODE");
   app.add_option("-o,--output", arguments.output, "form of the report")
       ->type_name("FORM")
       ->check(one_of({"table", "json"}))

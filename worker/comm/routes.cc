@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "kernels/attention.h"
 #include "kernels/gemm.h"
 #include "kernels/indexer.h"
-#include "kernels/attention.h"
 #include "proto/vocab/units.h"
 
 namespace weft::worker {
@@ -27,7 +27,7 @@ Result<SpanRoute> make_span(const wire::Span& span, int index, int rank_count) {
   route.no_write = span.no_write();
   const kv::Grouping& g = route.grouping;
   if (route.rows < 1) return bad_plan("a span without rows");
-  if (span.split() > 2) return bad_plan("unknown split " + std::to_string(span.split()));
+  if (span.split() >= kv::kSplits) return bad_plan("unknown split " + std::to_string(span.split()));
   if (g.width < 1 || g.c < 1 || g.width % g.c != 0 || g.base < 0 || g.base + g.width > rank_count) {
     return bad_plan("impossible grouping " + kv::grouping_name(g, rank_count));
   }
@@ -130,8 +130,7 @@ EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config
                              int from) {
   const int64_t heads = kv::owned_heads(from, layout.rank_count(), config.heads).size();
   EntriesOutbox out;
-  size_t at =
-      static_cast<size_t>(layout.dcp_count() * heads * config.key_width()) * dtype_bytes(cache_dtype);
+  size_t at = static_cast<size_t>(layout.dcp_count() * heads * config.key_width()) * dtype_bytes(cache_dtype);
   out.counts = at = static_cast<size_t>(round_up(static_cast<int64_t>(at), 64));
   at += static_cast<size_t>(layout.split_count()) * sizeof(int32_t);
   out.candidates = at = static_cast<size_t>(round_up(static_cast<int64_t>(at), 64));
