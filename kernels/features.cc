@@ -45,6 +45,11 @@ int64_t highway_target(InstructionSet set) {
 
 InstructionSet instruction_set_in_use() { return chosen().load(std::memory_order_relaxed); }
 
+bool have_byte_permutes() {
+  static const bool present = __builtin_cpu_supports("avx512vbmi") != 0;
+  return present && instruction_set_in_use() >= InstructionSet::kAvx512;
+}
+
 const char* instruction_set() { return kNames[static_cast<int>(instruction_set_in_use())]; }
 
 bool use_instruction_set(const char* name) {

@@ -1,4 +1,5 @@
-// The blocking of the GEMM: plain code around the register tiles of cpu/gemm_tile.h.
+// The blocking of the GEMM over dense panels, and how a product is cut into tasks: plain code around the
+// register tiles of cpu/gemm_tile.h.
 //
 // A task is a range of rows × a range of panels. It goes through its panels a few at a time (a *strip*) and
 // through k in blocks, so that a strip's block stays in L2 while every row tile passes over it; meanwhile the
@@ -11,6 +12,8 @@
 #include <cstring>
 
 #include "kernels/cpu/gemm_tile.h"
+#include "kernels/gemm_work.h"
+#include "kernels/quantised_panel.h"
 #include "proto/vocab/check.h"
 
 namespace weft::kernels {
@@ -18,62 +21,6 @@ namespace {
 
 constexpr int64_t kBlockSteps = 1024;  // × 4 panels × 64 bytes = 256 KiB, twice of which fits a usual L2
 constexpr int64_t kTaskMacs = int64_t{1} << 18;  // about 2 µs of work: less is not worth handing to a thread
-constexpr int64_t kStepBytes = 64;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// The panels of a product in output order, and how to reach each.
-class PanelRange {
- public:
-  explicit PanelRange(const Gemm& p)
-      : output_end_(p.output_end < 0 ? p.weights.group_outputs : p.output_end),
-        group_panels_(ceil_div(p.weights.group_outputs, kPanel)),
-        first_panel_(p.output_begin / kPanel),
-        panels_per_group_(ceil_div(output_end_, kPanel) - first_panel_),
-        width_(output_end_ - p.output_begin) {}
-  int64_t panels_per_group() const { return panels_per_group_; }
-
-  const uint32_t* weights(const Gemm& p, int64_t panel, int64_t panel_bytes, int64_t step) const {
-    const int64_t stored = (p.group_begin + panel / panels_per_group_) * group_panels_ + first_panel_ +
-                           panel % panels_per_group_;
-    const char* data = static_cast<const char*>(p.weights.data) + stored * panel_bytes + step * kStepBytes;
-    return reinterpret_cast<const uint32_t*>(data);
-  }
-  float* outputs(const Gemm& p, int64_t panel, int64_t row) const {
-    return p.y + row * p.y_stride + panel / panels_per_group_ * width_ + panel % panels_per_group_ * kPanel;
-  }
-  int columns(int64_t panel) const {
-    return static_cast<int>(
-        std::min(kPanel, output_end_ - (first_panel_ + panel % panels_per_group_) * kPanel));
-  }
-
- private:
-  int64_t output_end_, group_panels_, first_panel_, panels_per_group_, width_;
-};
-
-// A product with every default resolved.
-struct Work {
-  const Gemm& p;
-  PanelRange panels;
-  TileKernel kernel;
-  int64_t element_bytes = 4;
-  int64_t panel_bytes = 0;
-  int64_t panel_count = 0;
-  int64_t step_begin = 0;  // inside a panel
-  int64_t steps = 0;       // whole ones
-  bool odd_tail = false;   // bf16: a last k without a partner
-};
-
-int64_t next_row_tile(int64_t rows_left) {
-  if (rows_left <= kTileRows) return rows_left;
-  // Two even tiles rather than a full one and a sliver.
-  return rows_left < 2 * kTileRows ? ceil_div(rows_left, 2) : kTileRows;
-}
-
-struct Part {
-  int64_t row_begin, row_end, panel_begin, panel_end;
-};
-
 // What one pass of row tiles needs to know besides the tile: where it is, and what comes after.
 struct Block {
   int64_t panel_begin, panel_end;  // the strip
@@ -197,6 +144,7 @@ Work resolve(const Gemm& p) {
       work.odd_tail = k % 2 != 0;
       break;
   }
+  if (m.format != PanelFormat::kDense) work.panel_bytes = QuantisedPanel(m.format, m.k).bytes();
   work.panel_count = (p.group_end - p.group_begin) * work.panels.panels_per_group();
   return work;
 }
@@ -220,7 +168,8 @@ void gemm(const Gemm& p, Parallel& parallel) {
   parallel.run(tasks, [&](int64_t task, int) {
     const int64_t panel = task % panel_parts * panels;
     const int64_t row = task / panel_parts * rows;
-    run_part(work, {row, std::min(p.rows, row + rows), panel, std::min(work.panel_count, panel + panels)});
+    const Part part{row, std::min(p.rows, row + rows), panel, std::min(work.panel_count, panel + panels)};
+    p.weights.format == PanelFormat::kDense ? run_part(work, part) : run_quantised_part(work, part);
   });
 }
 

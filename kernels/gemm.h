@@ -4,10 +4,24 @@
 // VDPBF16PS does), from k_begin to k_end. It is a function of x[row], W[out] and the k range only: never of
 // the row count, tile, slice or thread count. Lanes run over outputs.
 //
+// Weights may be quantised; x never is. Codes are decoded exactly into the type of x, and
+//   kFp8:  y = Σ over blocks of 128 k, upwards from +0: y = fma(scale[block, out], walk over the block, y).
+//   Blocks
+//          begin at multiples of 128 and are cut where the k range is.
+//   kFp4:  y = scale[out] · walk, over weights e2m1 · e4m3 (one e4m3 for each 16 k): such products are exact
+//   in bf16.
+// where "walk" is the accumulator above. See kernels/quantised.h for what the codes are and how they are
+// packed.
+//
 // Packed form: outputs come in groups (one per head where a matrix is sliced by head, else one), each padded
 // with zero outputs to whole panels of 16. Panel layout, float32: [panel][k][16]; bf16: [panel][k/2][16][2]
 // (k padded to even with zeros). A range of k is therefore contiguous inside a panel. Slices of groups and of
-// k are views.
+// k are views. Quantised panels do not depend on the type of x:
+//   kFp8: [panel][⌈k/128⌉] of {scale f32 [16], codes u8 [k/4][16][k 0, 2, 1, 3]}, k padded to a multiple of 4
+//         with zeros: two pairs of bf16 come out of 32 bits without a shuffle;
+//   kFp4: [panel] of {scale f32 [16], [⌈k/64⌉] of {e4m3 [4][16], codes u8 [32][16]}}, low nibble = even k,
+//   zeros
+//         behind.
 #pragma once
 
 #include <cstddef>
@@ -20,16 +34,20 @@ namespace weft::kernels {
 
 inline constexpr int64_t kPanel = 16;
 
+enum class PanelFormat : uint8_t { kDense, kFp8, kFp4 };
+
 struct PackedMatrix {
-  DType dtype = DType::kF32;
+  DType dtype = DType::kF32;  // of x; of the weights, too, where they are dense
   int64_t groups = 1;
   int64_t group_outputs = 0;  // per group, before padding
   int64_t k = 0;
   const void* data = nullptr;
+  PanelFormat format = PanelFormat::kDense;
 };
 
 // Bytes of the packed form; a multiple of 64.
-size_t packed_bytes(DType dtype, int64_t groups, int64_t group_outputs, int64_t k);
+size_t packed_bytes(DType dtype, int64_t groups, int64_t group_outputs, int64_t k,
+                    PanelFormat format = PanelFormat::kDense);
 
 // Element (group g, output o, k index i) of the source is data[g · group_stride + o · output_stride +
 // i · k_stride]; strides in elements. Source and packed dtypes may differ: f32 → bf16 rounds to nearest even.

@@ -5,6 +5,7 @@
 
 #include "kernels/bf16.h"
 #include "kernels/gemm.h"
+#include "kernels/quantised_panel.h"
 #include "proto/vocab/check.h"
 
 namespace weft::kernels {
@@ -60,7 +61,10 @@ void pack(const Shape& shape, const PackSource& source, void* out) {
 
 }  // namespace
 
-size_t packed_bytes(DType dtype, int64_t groups, int64_t group_outputs, int64_t k) {
+size_t packed_bytes(DType dtype, int64_t groups, int64_t group_outputs, int64_t k, PanelFormat format) {
+  if (format != PanelFormat::kDense) {
+    return static_cast<size_t>(groups * panels_of(group_outputs) * QuantisedPanel(format, k).bytes());
+  }
   return static_cast<size_t>(groups * panels_of(group_outputs) * padded_k(dtype, k) * kPanel) *
          dtype_bytes(dtype);
 }

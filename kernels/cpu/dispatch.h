@@ -11,5 +11,7 @@ InstructionSet instruction_set_in_use();
 
 // True where VDPBF16PS may be used: functions of *_avx512bf16.cc must not run otherwise.
 inline bool have_bf16_dot() { return instruction_set_in_use() == InstructionSet::kAvx512Bf16; }
+// True where AVX-512 VBMI may be used (*_avx512vbmi.cc).
+bool have_byte_permutes();
 
 }  // namespace weft::kernels

@@ -49,6 +49,23 @@ HWY_INLINE VU Broadcast(const char* from) {
   return hn::Set(U32(), word);
 }
 
+// The accumulators times the scales of their outputs, on top of y or not.
+template <int R, int P>
+HWY_INLINE void ScaleSums(const GemmTile& t, VF (&sums)[R][P][kV]) {
+  const F32 d;
+  const int64_t lanes = static_cast<int64_t>(kLanes);
+  for (int p = 0; p < P; ++p) {
+    for (int v = 0; v < kV; ++v) {
+      const VF scales = hn::LoadU(d, t.scales[p] + v * lanes);
+      for (int r = 0; r < R; ++r) {
+        const VF base =
+            t.add ? LoadPart(d, t.y[p] + r * t.y_stride + v * lanes, t.columns[p] - v * lanes) : hn::Zero(d);
+        sums[r][p][v] = Fma(scales, sums[r][p][v], base);
+      }
+    }
+  }
+}
+
 template <class Step, int R, int P>
 void RunTile(const GemmTile& t) {
   const F32 d;
@@ -93,6 +110,7 @@ void RunTile(const GemmTile& t) {
       }
     }
   }
+  if (t.scales[0] != nullptr) ScaleSums<R, P>(t, sums);
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) {
       for (int v = 0; v < kV; ++v) {

@@ -23,6 +23,10 @@ struct GemmTile {
   int columns[kTilePanels] = {};        // outputs of the panel to write, 1 … 16
   int64_t y_stride = 0;                 // elements
   bool carry = false;                   // the accumulators start from y; else from +0
+  // Where given, [16] of each panel: y = fma(scales, accumulator, add ? y : +0) in the end, else y =
+  // accumulator.
+  const float* scales[kTilePanels] = {};
+  bool add = false;
   // Memory wanted soon, towards L2 while this tile computes: steps [0, fetch_steps) from fetch[panel] on, at
   // most fetch_per_round of them every kFetchEvery steps.
   const uint32_t* fetch[kTilePanels] = {};

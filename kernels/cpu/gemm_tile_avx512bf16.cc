@@ -48,6 +48,17 @@ void run_tile(const GemmTile& t) {
       }
     }
   }
+  if (t.scales[0] != nullptr) {
+    for (int p = 0; p < P; ++p) {
+      const __m512 scales = _mm512_loadu_ps(t.scales[p]);
+      for (int r = 0; r < R; ++r) {
+        const float* y = t.y[p] + r * t.y_stride;
+        const __m512 base =
+            t.add ? _mm512_maskz_loadu_ps(mask_of_columns(t.columns[p]), y) : _mm512_setzero_ps();
+        sums[r][p] = _mm512_fmadd_ps(scales, sums[r][p], base);
+      }
+    }
+  }
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) {
       _mm512_mask_storeu_ps(t.y[p] + r * t.y_stride, mask_of_columns(t.columns[p]), sums[r][p]);
