@@ -1,5 +1,6 @@
 #include "daemon/text/bpe.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <queue>
@@ -25,8 +26,19 @@ Result<void> refuse_options(const nlohmann::json& model) {
   if (dropout != model.end() && !dropout->is_null() && *dropout != 0.0) {
     return unsupported_part("BPE option", "dropout");
   }
-  // unk_token, fuse_unk and byte_fallback speak of characters without a token: with all bytes there, there
-  // are none.
+  return {};
+}
+
+// Names the first byte that has no token, if there is one and the file wants more than its being left out.
+Result<void> check_missing_bytes(const nlohmann::json& model, const std::array<uint32_t, 256>& tokens) {
+  const auto missing = std::find(tokens.begin(), tokens.end(), kNone);
+  if (missing == tokens.end()) return {};  // unk_token and its kin speak of nothing
+  for (const char* name : {"unk_token", "byte_fallback"}) {
+    const auto at = model.find(name);
+    if (at == model.end() || at->is_null() || *at == false) continue;
+    return unsupported_part(
+        "without a token for byte " + std::to_string(missing - tokens.begin()) + ", the BPE option", name);
+  }
   return {};
 }
 
@@ -64,13 +76,7 @@ Result<void> Bpe::read_vocabulary(const nlohmann::json& model,
     if (bytes && bytes->size() == 1) byte_token_[static_cast<uint8_t>((*bytes)[0])] = id;
     ids.emplace(spelled, id);
   }
-  for (size_t byte = 0; byte < 256; ++byte) {
-    if (byte_token_[byte] == kNone) {
-      return error(ErrorCode::kUnsupported, "the vocabulary has no token for byte " + std::to_string(byte),
-                   "tokenizer.json: vocab");
-    }
-  }
-  return {};
+  return check_missing_bytes(model, byte_token_);
 }
 
 Result<void> Bpe::read_merges(const nlohmann::json& model,
@@ -121,7 +127,10 @@ void Bpe::encode(std::string_view piece, std::vector<uint32_t>& tokens) const {
     }
   }
   if (merges_.empty() || piece.size() == 1) {
-    for (const char c : piece) tokens.push_back(byte_token_[static_cast<uint8_t>(c)]);
+    for (const char c : piece) {
+      const uint32_t token = byte_token_[static_cast<uint8_t>(c)];
+      if (token != kNone) tokens.push_back(token);
+    }
     return;
   }
   merge_all(piece, tokens);
@@ -139,12 +148,16 @@ void Bpe::merge_all(std::string_view piece, std::vector<uint32_t>& tokens) const
     }
   };
   CHECK_LT(piece.size(), size_t{kNone});
-  const auto count = static_cast<uint32_t>(piece.size());
-  std::vector<Symbol> symbols(count);
-  for (uint32_t i = 0; i < count; ++i) {
-    symbols[i] = {byte_token_[static_cast<uint8_t>(piece[i])], i == 0 ? kNone : i - 1,
-                  i + 1 == count ? kNone : i + 1};
+  std::vector<Symbol> symbols;
+  symbols.reserve(piece.size());
+  for (const char c : piece) {
+    const auto i = static_cast<uint32_t>(symbols.size());
+    const uint32_t token = byte_token_[static_cast<uint8_t>(c)];
+    if (token != kNone) symbols.push_back({token, i == 0 ? kNone : i - 1, i + 1});
   }
+  if (symbols.empty()) return;
+  symbols.back().next = kNone;
+  const auto count = static_cast<uint32_t>(symbols.size());
   std::priority_queue<Proposal> queue;
   const auto propose = [&](uint32_t at) {
     if (at == kNone || symbols[at].next == kNone) return;

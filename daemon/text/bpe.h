@@ -2,8 +2,9 @@
 //
 // A token of the vocabulary is a byte string. Encoding starts from one token per byte and merges the pair
 // with the lowest rank, leftmost on ties, until no pair is left: O(n log n) for a piece of n bytes, linear
-// without merges. All 256 single bytes must be in the vocabulary, so every piece can be encoded. Immutable;
-// thread-safe.
+// without merges. Bytes that have no token (released vocabularies lack some that no common text holds) are
+// left out, as the `tokenizers` package leaves them out; a file that has a token for them instead is
+// kUnsupported. Immutable; thread-safe.
 #pragma once
 
 #include <array>

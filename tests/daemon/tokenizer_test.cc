@@ -142,13 +142,32 @@ TEST(Tokenizer, UnsupportedPartsAreNamed) {
       {{{"model", {{"type", "Unigram"}}}}, "Unigram"},
       {{{"model", {{"type", "BPE"}, {"dropout", 0.1}}}}, "dropout"},
       {{{"model", {{"type", "BPE"}, {"end_of_word_suffix", "</w>"}}}}, "end_of_word_suffix"},
-      {{{"model", {{"type", "BPE"}, {"vocab", {{"a", 0}}}}}}, "byte 0"},
+      {{{"model", {{"type", "BPE"}, {"vocab", {{"a", 0}}}, {"unk_token", "a"}}}}, "byte 0"},
+      {{{"model", {{"type", "BPE"}, {"vocab", {{"a", 0}}}, {"byte_fallback", true}}}}, "byte_fallback"},
   };
   for (const auto& [override, named] : overrides) {
     const auto tokenizer = Tokenizer::parse(with(base, override).dump());
     ASSERT_FALSE(tokenizer) << override.dump();
     EXPECT_EQ(tokenizer.error().code, ErrorCode::kUnsupported) << tokenizer.error().text();
     EXPECT_THAT(tokenizer.error().text(), HasSubstr(named));
+  }
+}
+
+// What is left of a text is encoded as if the bytes without a token were not there.
+TEST(Tokenizer, BytesWithoutATokenAreLeftOut) {
+  const json& base = cases()["base"];
+  json poorer = base;
+  poorer["model"]["merges"] = json::array();
+  for (const json& merge : base["model"]["merges"]) {
+    const auto whole = merge[0].get<std::string>() + merge[1].get<std::string>();
+    if (whole.find('z') == std::string::npos) poorer["model"]["merges"].push_back(merge);
+  }
+  json same = poorer;
+  poorer["model"]["vocab"].erase("z");
+  const auto rich = Tokenizer::parse(same.dump()).value(), poor = Tokenizer::parse(poorer.dump()).value();
+  for (const auto& [with, without] : std::vector<std::pair<std::string, std::string>>{
+           {"z", ""}, {"zzz", ""}, {"thzez", "the"}, {"z and z", " and "}, {"1z2", "12"}}) {
+    EXPECT_EQ(poor.encode(with).value(), rich.encode(without).value()) << with;
   }
 }
 
