@@ -25,6 +25,8 @@ kv::CostModel cost_model(const controlplane::Limits& limits, const wire::ModelDe
   cost.query_bytes = static_cast<int64_t>(model.query_bytes());
   cost.value_width = static_cast<int64_t>(model.value_width());
   cost.index_topk = static_cast<int64_t>(model.index_topk());
+  cost.window = static_cast<int64_t>(model.window());
+  cost.window_layers = static_cast<int64_t>(model.window_layers());
   cost.dense_segments = model.dense_segments();
   cost.moe_segments = model.moe_segments();
   cost.rank_count = limits.rank_count;

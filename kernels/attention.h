@@ -5,7 +5,8 @@
 // all query heads of its group) are the same op. For head h and entry u:
 //   t = (q[h] · key[u]) · scale_log2,  n = rint(t),  f = t − n,  p = exp2(f) · 2^(n−m)
 //   o[h] = Σ p · value[u],  l[h] = Σ p,  m[h] an integer ≥ every n so far
-// Entries are added in list order, in groups of 64 counted from the start of the list; m grows at group
+// Entries are added in list order, in groups of 64 counted from the start of the list, also where a row skips
+// the first so many (a sliding window): its first group is then shorter. m grows at group
 // borders, and rescaling multiplies by powers of two. The dot product q·key uses 16 lanes by index mod 16
 // (bf16: by pair index mod 16, VDPBF16PS order), then the tree 8, 4, 2, 1. Each head's result depends on its
 // query and its list only: rows share a call to share the reading of entries, not to change a bit.
@@ -27,6 +28,9 @@
 
 namespace weft::kernels {
 
+// Groups end at multiples of so many entries of the list.
+inline constexpr int64_t kGroupEntries = 64;
+
 // A partial in memory: o[value width] float32, l float32, m int32; `partial_words` 4-byte words apart.
 constexpr int64_t partial_words(int64_t value_width) { return value_width + 2; }
 inline constexpr int32_t kEmptyPartial = INT32_MIN;  // m of a partial that saw no key; o and l are 0
@@ -44,6 +48,7 @@ struct AttentionRow {
   const void* query = nullptr;  // [heads][query_stride]
   int64_t entry_count = 0;      // the row reads the first so many of the entries
   float* partials = nullptr;    // out: [heads][partial_words(value)]
+  int64_t skipped = 0;          // but not the first so many of these
 };
 
 struct Attention {
@@ -51,7 +56,7 @@ struct Attention {
   EntryShape shape;
   int64_t heads = 0;                     // of every row
   int64_t query_stride = 0;              // elements, ≥ shape.key
-  std::span<const AttentionRow> rows;    // entry counts ascending
+  std::span<const AttentionRow> rows;    // entry counts and skipped ones ascending
   const void* const* entries = nullptr;  // as many as the last row reads
   float scale_log2 = 0;                  // α · log2 e
 };

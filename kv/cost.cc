@@ -25,8 +25,9 @@ class Share {
     }
   }
 
-  // Everything of one layer but the feed-forward sums.
-  Cost attention(bool index_layer) const {
+  // Everything of one layer but the feed-forward sums; of a row's keys the layer sees the last `window`, 0:
+  // all.
+  Cost attention(bool index_layer, int64_t window) const {
     Cost cost;
     CrossedBytes& bytes = cost.crossed;
     if (wide_) {
@@ -38,7 +39,7 @@ class Share {
       bytes[CrossKind::kRows] = span_.rows * remote_nodes(head_segments()) * row_bytes();
       return cost;
     }
-    cost = whole_entries();
+    cost = whole_entries(window);
     if (index_layer) bytes[CrossKind::kIndexKeys] = whole_index_keys();
     bytes[CrossKind::kRows] = (span_.rows - std::ssize(own_positions_)) * row_bytes();
     return cost;
@@ -140,12 +141,23 @@ class Share {
     return held_parts(model_.geometry, stream, pattern, rank, model_.rank_count).size();
   }
 
-  // Slots (one token of one part) of positions [0, end) that this rank must read elsewhere.
-  int64_t remote_slots(Stream stream, int64_t end) const {
+  // Slots (one token of one part) of positions [begin, end) that this rank must read elsewhere.
+  int64_t remote_slots(Stream stream, int64_t begin, int64_t end) const {
     const int64_t P = model_.geometry.block_tokens;
     int64_t slots = 0;
-    for (int64_t block = 0; block * P < end; ++block) {
-      slots += (parts(stream) - parts_on(stream, block, rank_)) * std::min(P, end - block * P);
+    for (int64_t block = begin / P; block * P < end; ++block) {
+      const int64_t tokens = std::min((block + 1) * P, end) - std::max(block * P, begin);
+      slots += (parts(stream) - parts_on(stream, block, rank_)) * tokens;
+    }
+    return slots;
+  }
+
+  // The same of all positions that any row of the last `window` keys sees.
+  int64_t remote_slots_in_windows(int64_t window) const {
+    int64_t slots = 0, counted = 0;
+    for (int64_t position : own_positions_) {
+      slots += remote_slots(Stream::kEntries, std::max(counted, position + 1 - window), position + 1);
+      counted = position + 1;
     }
     return slots;
   }
@@ -164,19 +176,25 @@ class Share {
 
   // Written to other holders, and read from other ranks' pages: once per layer each, whatever the number of
   // rows.
-  Cost whole_entries() const {
+  Cost whole_entries(int64_t window) const {
     Cost cost;
     if (own_positions_.empty()) return cost;
+    const int64_t token_bytes = model_.geometry.stream(Stream::kEntries).bytes_per_token;
+    if (window > 0) {
+      cost.crossed[CrossKind::kEntries] =
+          (written_elsewhere(Stream::kEntries) + remote_slots_in_windows(window)) * token_bytes;
+      return cost;
+    }
     const auto first_sparse = std::find_if(own_positions_.begin(), own_positions_.end(),
                                            [this](int64_t position) { return sparse(position); });
     const int64_t dense_end = first_sparse == own_positions_.begin() ? 0 : *(first_sparse - 1) + 1;
-    const int64_t dense = remote_slots(Stream::kEntries, dense_end);
-    const int64_t visible = remote_slots(Stream::kEntries, own_positions_.back() + 1);
+    const int64_t dense = remote_slots(Stream::kEntries, 0, dense_end);
+    const int64_t visible = remote_slots(Stream::kEntries, 0, own_positions_.back() + 1);
     const int64_t selected =
         (own_positions_.end() - first_sparse) * model_.index_topk * parts(Stream::kEntries);
     cost.exact = dense == visible || selected == 0;
     const int64_t slots = written_elsewhere(Stream::kEntries) + std::min(visible, dense + selected);
-    cost.crossed[CrossKind::kEntries] = slots * model_.geometry.stream(Stream::kEntries).bytes_per_token;
+    cost.crossed[CrossKind::kEntries] = slots * token_bytes;
     return cost;
   }
 
@@ -185,7 +203,7 @@ class Share {
     if (own_positions_.empty()) return 0;
     const int64_t last = own_positions_.back();
     const int64_t slots = written_elsewhere(Stream::kIndexKeys) +
-                          (sparse(last) ? remote_slots(Stream::kIndexKeys, last + 1) : 0);
+                          (sparse(last) ? remote_slots(Stream::kIndexKeys, 0, last + 1) : 0);
     return slots * model_.geometry.stream(Stream::kIndexKeys).bytes_per_token;
   }
 
@@ -206,19 +224,22 @@ CrossedBytes times(const CrossedBytes& bytes, int64_t factor) {
 
 Cost layer_cost(const CostModel& model, const CostSpan& span, int rank, bool index_layer) {
   const Share share(model, span, rank);
-  Cost cost = share.attention(index_layer);
+  Cost cost = share.attention(index_layer, 0);
   cost.crossed[CrossKind::kRows] += share.feed_forward(model.moe_segments);
   return cost;
 }
 
 Cost step_cost(const CostModel& model, const CostSpan& span, int rank) {
   const Share share(model, span, rank);
-  const Cost indexed = share.attention(true);
-  const Cost plain = share.attention(false);
+  const Cost indexed = share.attention(true, 0);
+  const Cost plain = share.attention(false, 0);
   Cost cost;
   cost.exact = plain.exact;
   cost.crossed += times(indexed.crossed, model.index_layers());
-  cost.crossed += times(plain.crossed, model.layers - model.index_layers());
+  cost.crossed += times(plain.crossed, model.layers - model.index_layers() - model.window_layers);
+  if (model.window_layers > 0) {
+    cost.crossed += times(share.attention(false, model.window).crossed, model.window_layers);
+  }
   cost.crossed[CrossKind::kRows] +=
       model.dense_layers * share.feed_forward(model.dense_segments) +
       (model.layers - model.dense_layers) * share.feed_forward(model.moe_segments) + share.head();

@@ -23,6 +23,8 @@ struct CostModel {
   int64_t query_bytes = 0;                        // of one head's query, in the cache's dtype
   int64_t value_width = 0;                        // elements of one partial's o
   int64_t index_topk = 0;                         // 0: every row reads all it may see
+  int64_t window = 0;                             // keys that a row sees in the layers with a window
+  int64_t window_layers = 0;                      // of the layers; they have no indexer
   uint32_t dense_segments = (1u << kShards) - 1;  // segments of a dense MLP that are not empty by shape
   uint32_t moe_segments = (1u << kShards) - 1;
   int rank_count = 1;
@@ -53,7 +55,8 @@ struct Cost {
   }
 };
 
-// What `rank` is charged in one layer that has experts; with index_layer, one that owns an indexer.
+// What `rank` is charged in one layer that has experts and no window; with index_layer, one that owns an
+// indexer.
 Cost layer_cost(const CostModel& model, const CostSpan& span, int rank, bool index_layer);
 // What `rank` is charged in the whole step, head included.
 Cost step_cost(const CostModel& model, const CostSpan& span, int rank);

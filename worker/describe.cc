@@ -101,6 +101,8 @@ wire::ModelDescription describe_model(const WorkerSettings& settings, uint64_t m
       mailbox_bytes(outbox_bytes(config, settings.cache_dtype, settings.rank_count, settings.max_step_rows)));
   out.set_weight_dtype(to_wire(settings.weight_dtype));
   out.set_index_topk(config.index_layers() == 0 ? 0 : count(config.index_topk));
+  out.set_window(count(config.window()));
+  out.set_window_layers(count(config.window_layers()));
   out.set_query_bytes(count(config.key_width()) * dtype_bytes(settings.cache_dtype));
   out.set_value_width(count(config.value_width()));
   out.set_instruction_set(kernels::instruction_set());

@@ -63,6 +63,7 @@ class QueryBlock {
       const int64_t head = (first + q) % p.heads;
       query_rows_.set(q, static_cast<const std::byte*>(row.query) + head * stride);
       counts_[q] = row.entry_count;
+      skipped_[q] = row.skipped;
       partials_[q] = row.partials + head * partial_words(p.shape.value);
       m_[q] = kEmptyPartial;
       std::memset(partials_[q], 0, static_cast<size_t>(p.shape.value + 1) * 4);
@@ -72,27 +73,44 @@ class QueryBlock {
   void run() {
     const int64_t total = counts_[queries_ - 1];
     int64_t active = 0;  // the queries before it have read their last entry
-    for (int64_t begin = 0; begin < total; begin += kGroupEntries) {
+    int64_t end = 0;     // those from it on have not come to their first
+    for (int64_t begin = skipped_[0] / kGroupEntries * kGroupEntries; begin < total; begin += kGroupEntries) {
+      const int64_t count = std::min(kGroupEntries, total - begin);
       while (counts_[active] <= begin) ++active;
-      add_group(active, begin, std::min(kGroupEntries, total - begin));
+      while (end < queries_ && skipped_[end] < begin + count) ++end;
+      if (active < end) add_group(active, end, begin, count);
     }
     for (int64_t q = 0; q < queries_; ++q) std::memcpy(partials_[q] + p_.shape.value + 1, &m_[q], 4);
   }
 
  private:
-  void add_group(int64_t active, int64_t begin, int64_t count) {
-    score_group(active, begin, count);
-    for (int64_t first = active, last = first; first < queries_; first = last) {
-      const int64_t own = std::min(count, counts_[first] - begin);  // of all queries up to `last`
-      for (; last < queries_ && std::min(count, counts_[last] - begin) == own; ++last) {
-        factors_[last] = group_weights(scores_ + last * kGroupEntries, own, m_[last]);
+  // Entries of a group, counted from its first, that a query reads.
+  struct Part {
+    int64_t begin, end;
+    bool operator==(const Part&) const = default;
+  };
+  Part part_of(int64_t query, int64_t begin, int64_t count) const {
+    return {std::max<int64_t>(0, skipped_[query] - begin), std::min(count, counts_[query] - begin)};
+  }
+
+  void add_group(int64_t active, int64_t end, int64_t begin, int64_t count) {
+    score_group(active, end, begin, count);
+    for (int64_t first = active, last = first; first < end; first = last) {
+      const Part own = part_of(first, begin, count);  // of all queries up to `last`
+      const int64_t own_count = own.end - own.begin;
+      for (; last < end && part_of(last, begin, count) == own; ++last) {
+        if (own_count <= 0) continue;
+        float* scores = scores_ + last * kGroupEntries;
+        if (own.begin > 0) std::memmove(scores, scores + own.begin, static_cast<size_t>(own_count) * 4);
+        factors_[last] = group_weights(scores, own_count, m_[last]);
       }
+      if (own_count <= 0) continue;  // a window that begins where the list ends
       add_values({.dtype = p_.dtype,
                   .queries = last - first,
                   .value_offset = p_.shape.value_offset,
                   .value_width = p_.shape.value,
-                  .entries = p_.entries + begin,
-                  .entry_count = own,
+                  .entries = p_.entries + begin + own.begin,
+                  .entry_count = own_count,
                   .weights = scores_ + first * kGroupEntries,
                   .factors = factors_ + first,
                   .partials = partials_ + first});
@@ -100,22 +118,22 @@ class QueryBlock {
   }
 
   // The entries are scattered over the cache, so the next group's are fetched while this one is computed.
-  void score_group(int64_t active, int64_t begin, int64_t count) {
+  void score_group(int64_t active, int64_t end, int64_t begin, int64_t count) {
     const int64_t total = counts_[queries_ - 1];
     const int64_t upcoming = std::clamp<int64_t>(total - begin - count, 0, kGroupEntries);
-    if (columns_wanted_ && queries_ - active >= column_queries(p_.dtype)) {
-      score_columns(active, begin, count, upcoming);
+    if (columns_wanted_ && end - active >= column_queries(p_.dtype)) {
+      score_columns(active, end, begin, count, upcoming);
     } else {
-      score_strips(active, begin, count, upcoming);
+      score_strips(active, end, begin, count, upcoming);
     }
   }
 
-  void score_columns(int64_t active, int64_t begin, int64_t count, int64_t upcoming) {
+  void score_columns(int64_t active, int64_t end, int64_t begin, int64_t count, int64_t upcoming) {
     const int64_t words = key_bytes_ / 4;
     transpose_words(p_.entries + begin, count, words, columns_);
     for (int64_t u = 0; u < upcoming; ++u) prefetch(p_.entries[begin + count + u], entry_bytes_);
     column_dots_({.queries = query_rows_.at(active),
-                  .query_count = queries_ - active,
+                  .query_count = end - active,
                   .columns = columns_,
                   .entry_count = count,
                   .words = words,
@@ -123,19 +141,18 @@ class QueryBlock {
                   .out = scores_ + active * kGroupEntries});
   }
 
-  void score_strips(int64_t active, int64_t begin, int64_t count, int64_t upcoming) {
+  void score_strips(int64_t active, int64_t end, int64_t begin, int64_t count, int64_t upcoming) {
     const int64_t block = std::clamp<int64_t>(kEntryBlockBytes / key_bytes_ / 16 * 16, 16, kGroupEntries);
-    const int64_t strips =
-        (queries_ - active + kStripQueries - 1) / kStripQueries * ((count + block - 1) / block);
+    const int64_t strips = (end - active + kStripQueries - 1) / kStripQueries * ((count + block - 1) / block);
     int64_t strip = 0, fetched = 0;  // fetching is spread evenly over the strips
     for (int64_t u = 0; u < count; ++u) key_rows_.set(u, p_.entries[begin + u]);
     for (int64_t u = 0; u < count; u += block) {
-      for (int64_t q = active; q < queries_; q += kStripQueries) {
+      for (int64_t q = active; q < end; q += kStripQueries) {
         for (++strip; fetched < upcoming * strip / strips; ++fetched) {
           prefetch(p_.entries[begin + count + fetched], entry_bytes_);
         }
         strip_dots_({.queries = query_rows_.at(q),
-                     .query_count = std::min(kStripQueries, queries_ - q),
+                     .query_count = std::min(kStripQueries, end - q),
                      .entries = key_rows_.at(u),
                      .entry_count = std::min(block, count - u),
                      .words = key_bytes_ / kGroupBytes * 16,
@@ -153,7 +170,7 @@ class QueryBlock {
   Rows query_rows_, key_rows_;
   const StripDots strip_dots_;
   const ColumnDots column_dots_;
-  int64_t counts_[kQueryBlock];  // ascending
+  int64_t counts_[kQueryBlock], skipped_[kQueryBlock];  // ascending
   float* partials_[kQueryBlock];
   int32_t m_[kQueryBlock];
   float factors_[kQueryBlock];
@@ -169,6 +186,8 @@ void attend(const Attention& p) {
   CHECK_GE(p.query_stride, shape.key);
   for (size_t row = 0; row < p.rows.size(); ++row) {
     CHECK_GE(p.rows[row].entry_count, row == 0 ? 0 : p.rows[row - 1].entry_count);
+    CHECK_GE(p.rows[row].skipped, row == 0 ? 0 : p.rows[row - 1].skipped);
+    CHECK_GE(p.rows[row].entry_count, p.rows[row].skipped);
   }
   const int64_t queries = std::ssize(p.rows) * p.heads;
   for (int64_t query = 0; query < queries; query += kQueryBlock) {

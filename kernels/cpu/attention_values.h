@@ -5,12 +5,12 @@
 
 #include <cstdint>
 
+#include "kernels/attention.h"
 #include "proto/vocab/ids.h"
 
 namespace weft::kernels {
 
-// m grows, and accumulators are rescaled, at the borders of groups.
-inline constexpr int64_t kGroupEntries = 64;
+// m grows, and accumulators are rescaled, at the borders of groups (kGroupEntries).
 
 // scores[0 … count): exponents t in, weights p out (columns up to the next multiple of 16 are overwritten).
 // Raises m to the largest n; returns the factor 2^(old m − new m) that takes the accumulators so far to the

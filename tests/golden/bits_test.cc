@@ -79,7 +79,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Setting{"deepseek_v3", DType::kF32}, Setting{"deepseek_v3", DType::kBF16},
                       Setting{"deepseek_v32", DType::kF32}, Setting{"deepseek_v32", DType::kBF16},
                       Setting{"llama_smol", DType::kF32}, Setting{"llama_smol", DType::kBF16},
-                      Setting{"qwen3_moe", DType::kF32}, Setting{"qwen3_moe", DType::kBF16}),
+                      Setting{"qwen3_moe", DType::kF32}, Setting{"qwen3_moe", DType::kBF16},
+                      Setting{"qwen2_window", DType::kF32}, Setting{"qwen2_window", DType::kBF16}),
     setting_name);
 
 TEST(Sampled, TheSameTokensUnderEveryGrouping) {

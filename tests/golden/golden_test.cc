@@ -107,8 +107,8 @@ INSTANTIATE_TEST_SUITE_P(Families, GoldenTest,
                          ::testing::Values("deepseek_v2_lite", "deepseek_v2", "deepseek_v3",
                                            "deepseek_v3_plain", "deepseek_v32", "glm4_moe_lite",
                                            "glm_moe_dsa", "llama", "llama_bias", "llama_smol", "qwen2",
-                                           "qwen3", "qwen3_moe", "qwen3_moe_plain", "glm4_moe",
-                                           "glm4_moe_plain"),
+                                           "qwen2_window", "qwen3", "qwen3_moe", "qwen3_moe_plain",
+                                           "glm4_moe", "glm4_moe_plain"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -41,6 +41,13 @@ FAMILIES = {
         tie_word_embeddings=True, use_sliding_window=False, sliding_window=16, max_window_layers=1,
         rope_theta=1000000.0,
     ),
+    # All layers but the first see the last 8 keys.
+    "qwen2_window": dict(
+        PLAIN, model_type="qwen2", architectures=["Qwen2ForCausalLM"], vocab_size=512, hidden_size=64,
+        intermediate_size=144, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2, rms_norm_eps=1e-6,
+        tie_word_embeddings=True, use_sliding_window=True, sliding_window=8, max_window_layers=1,
+        rope_theta=10000.0,
+    ),
     # Norms of q and k, heads wider than hidden / heads, YaRN whose factor is not max_position / original.
     "qwen3": dict(
         PLAIN, model_type="qwen3", architectures=["Qwen3ForCausalLM"], vocab_size=192, hidden_size=48,

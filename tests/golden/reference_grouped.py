@@ -75,7 +75,8 @@ class GroupedModel:
         for layer in range(self.c["num_hidden_layers"]):
             trace.hidden.append(x)
             p = f"model.layers.{layer}."
-            x = x + self.attention(p + "self_attn.", rms_norm(x, self.w[p + "input_layernorm.weight"], self.eps), positions)
+            normed = rms_norm(x, self.w[p + "input_layernorm.weight"], self.eps)
+            x = x + self.attention(p + "self_attn.", normed, positions, self.window(layer))
             normed = rms_norm(x, self.w[p + "post_attention_layernorm.weight"], self.eps)
             if p + "mlp.gate.weight" in self.w:
                 x = x + self.experts(p + "mlp.", normed, layer, trace)
@@ -96,16 +97,22 @@ class GroupedModel:
             y = np.concatenate([rotate(y[..., :r], positions, self.inverse_frequency, self.a, False), y[..., r:]], -1)
         return y
 
-    def attention(self, p, x, positions):
+    def window(self, layer):
+        """Keys that a row of this layer sees."""
+        slides = self.c.get("use_sliding_window") and layer >= self.c["max_window_layers"]
+        return self.c["sliding_window"] if slides else math.inf
+
+    def attention(self, p, x, positions, window):
         q, k = (self.heads_of(p, name, x, positions, True) for name in ("q", "k"))
         v = self.heads_of(p, "v", x, positions, False)
         out = np.empty((len(x), self.heads, self.width))
         for head in range(self.heads):
             kv = head // (self.heads // self.kv_heads)
             for t in range(len(x)):
-                score = k[: t + 1, kv] @ q[t, head] * self.scale
+                first = int(max(0, t + 1 - window))
+                score = k[first : t + 1, kv] @ q[t, head] * self.scale
                 weight = np.exp(score - score.max())
-                out[t, head] = weight / weight.sum() @ v[: t + 1, kv]
+                out[t, head] = weight / weight.sum() @ v[first : t + 1, kv]
         return self.linear(p + "o_proj", out.reshape(len(x), -1))
 
     def mlp(self, p, x):

@@ -138,12 +138,13 @@ float power(int64_t n) {
   return n < -126 ? 0.0f : std::bit_cast<float>(static_cast<uint32_t>(n + 127) << 23);
 }
 
-std::vector<float> promised_partial(const Problem& p, int64_t head, int64_t count) {
+std::vector<float> promised_partial(const Problem& p, int64_t head, int64_t count, int64_t skipped = 0) {
   std::vector<float> o(static_cast<size_t>(p.words()), 0.0f);
   float& l = o[static_cast<size_t>(p.value())];
   int64_t m = kEmptyPartial;
-  for (int64_t begin = 0; begin < count; begin += 64) {
-    const int64_t end = std::min(begin + 64, count);
+  for (int64_t border = 0, begin = skipped; begin < count; begin = border) {
+    border = begin / 64 * 64 + 64;
+    const int64_t end = std::min(border, count);
     std::vector<float> n, f;
     for (int64_t u = begin; u < end; ++u) {
       float t = promised_dot(p.dtype, p.query_values.data() + head * p.shape.key,
@@ -298,6 +299,53 @@ TEST(Attention, RowsOfOneCallEqualRowsAlone) {
       for (int64_t i = 0; i < finite_rows * heads; ++i) {
         if (counts[static_cast<size_t>(i / heads)] == 0) continue;
         ASSERT_TRUE(std::isfinite(together[static_cast<size_t>(i * p.words())])) << "seed " << seed;
+      }
+    }
+  });
+}
+
+// Sliding windows: every row skips some of its list, and what it skips would spoil it.
+TEST(Attention, SkippedEntriesAreNotThere) {
+  each_instruction_set([&] {
+    for (uint64_t seed = 1; seed <= 40; ++seed) {
+      SplitMix64 random(seed);
+      const auto below = [&](int64_t bound) {
+        return static_cast<int64_t>(random.below(static_cast<uint64_t>(bound)));
+      };
+      const DType dtype = seed % 2 == 0 ? DType::kF32 : DType::kBF16;
+      const EntryShape shapes[] = {grouped(32), grouped(64), grouped(20)};
+      const EntryShape shape = shapes[seed % std::size(shapes)];
+      const int64_t heads = 1 + below(5), rows = 1 + below(30), window = 1 + below(150);
+      const Problem p = make_problem(dtype, rows * heads, shape, 300, 5, random);
+      std::vector<int64_t> counts;
+      for (int64_t row = 0; row < rows; ++row) counts.push_back(below(p.count + 1));
+      std::sort(counts.begin(), counts.end());
+      std::vector<float> together(static_cast<size_t>(rows * heads * p.words())), alone = together;
+      std::vector<AttentionRow> list;
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t count = counts[static_cast<size_t>(row)];
+        // Some rows see nothing: their window ends where the list begins.
+        const int64_t skipped = std::max(seed % 5 == 0 ? count : std::max<int64_t>(0, count - window),
+                                         row > 0 ? list.back().skipped : 0);
+        const int64_t first = row * heads;
+        list.push_back({p.query_of(first), count, together.data() + first * p.words(), skipped});
+        AttentionRow one = list.back();
+        one.partials = alone.data() + first * p.words();
+        Attention call = p.call(heads, {&one, 1});
+        std::vector<const void*> entries(p.entries);
+        const std::vector<std::byte> spoilt(p.cache.size(), std::byte{0xFF});  // NaN in either dtype
+        for (int64_t u = 0; u < skipped; ++u) entries[static_cast<size_t>(u)] = spoilt.data();
+        call.entries = entries.data();
+        attend(call);
+      }
+      attend(p.call(heads, list));
+      ASSERT_EQ(first_difference(together.data(), alone.data(), rows * heads * p.words()), -1)
+          << "seed " << seed;
+      for (int64_t query = 0; query < rows * heads; ++query) {
+        const AttentionRow& row = list[static_cast<size_t>(query / heads)];
+        const std::vector<float> want = promised_partial(p, query, row.entry_count, row.skipped);
+        ASSERT_EQ(first_difference(together.data() + query * p.words(), want.data(), p.words()), -1)
+            << "seed " << seed << ", entries " << row.skipped << " to " << row.entry_count;
       }
     }
   });

@@ -167,6 +167,19 @@ TEST(Cost, PrefillWritesEachPartToItsOwnHolders) {
               512.0 * 6 * 5 * 4096, 512 * 8 * 4 * 4);
 }
 
+TEST(Cost, WindowsReadLess) {
+  CostModel model = grouped(4);
+  model.window = 1024;
+  model.window_layers = 20;
+  CostSpan span = prefill(Split::kInterleave, {replicated(), replicated()});
+  span.start = 8192;
+  span.rows = 4096;
+  // As above, six parts of eight are elsewhere. Every rank has rows at each fourth position; the first sees
+  // 1,023 keys before its own.
+  const int64_t full = 4096 + 12285 + 12286 + 12287 + 12288, windowed = 4096 + 4 * (1023 + 4093);
+  EXPECT_EQ(total_step_cost(model, span).crossed[K::kEntries], 512 * 6 * (8 * full + 20 * windowed));
+}
+
 TEST(Cost, DecodeOfGroupedQueriesUnderDcp) {
   const CostSpan span = decode(10'000, {0, 8, 2}, IndexKind::kCopied, 8);
   const Cost cost = step_cost(grouped(8), span, 6);

@@ -374,12 +374,46 @@ TEST(Config, Qwen2) {
   EXPECT_FALSE(config->output_bias || config->normed_heads);
   given["use_sliding_window"] = true;
   EXPECT_TRUE(read(given).has_value());
-  given["max_window_layers"] = 27;
-  expect_refused(given, "use_sliding_window", ErrorCode::kUnsupported);
-  given["sliding_window"] = nullptr;
-  EXPECT_TRUE(read(given).has_value());
-  given["layer_types"] = {"full_attention", "sliding_attention"};
+}
+
+std::vector<int64_t> windows(const ModelConfig& config) {
+  std::vector<int64_t> out;
+  for (const LayerConfig& layer : config.layers) out.push_back(layer.window);
+  return out;
+}
+
+TEST(Config, SlidingWindows) {
+  json given = llama();
+  given.erase("rope_scaling");
+  given.update({{"model_type", "qwen3"},
+                {"num_hidden_layers", 3},
+                {"use_sliding_window", true},
+                {"sliding_window", 4096},
+                {"max_window_layers", 2}});
+  using Windows = std::vector<int64_t>;
+  const auto from_layer = read(given);
+  ASSERT_TRUE(from_layer.has_value()) << from_layer.error().text();
+  EXPECT_EQ(windows(*from_layer), (Windows{0, 0, 4096}));
+  EXPECT_EQ(from_layer->window(), 4096);
+  EXPECT_EQ(from_layer->window_layers(), 1);
+  given["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention"};
+  EXPECT_EQ(windows(*read(given)), (Windows{4096, 0, 4096}));
+  given["layer_types"] = {"full_attention", "chunked_attention", "full_attention"};
   expect_refused(given, "layer_types", ErrorCode::kUnsupported);
+  given["layer_types"] = {"full_attention", "sliding_attention", "full_attention"};
+  given["use_sliding_window"] = false;
+  expect_refused(given, "layer_types", ErrorCode::kBadCheckpoint);
+  given.erase("layer_types");
+  EXPECT_EQ(windows(*read(given)), (Windows{0, 0, 0}));
+  given["use_sliding_window"] = true;
+  given.erase("max_window_layers");
+  expect_refused(given, "max_window_layers", ErrorCode::kBadCheckpoint);
+  given["sliding_window"] = 0;
+  expect_refused(given, "sliding_window", ErrorCode::kBadCheckpoint);
+  given["sliding_window"] = nullptr;
+  EXPECT_EQ(windows(*read(given)), (Windows{0, 0, 0}));
+  given.update({{"model_type", "llama"}, {"sliding_window", 4096}, {"max_window_layers", 2}});
+  expect_refused(given, "sliding_window", ErrorCode::kUnsupported);
 }
 
 // Fields of Qwen3-30B-A3B.
@@ -411,7 +445,7 @@ TEST(Config, Qwen3) {
   EXPECT_EQ(config->shared_width, 0);
   json slides = given;
   slides.update({{"use_sliding_window", true}, {"sliding_window", 4096}, {"max_window_layers", 6}});
-  expect_refused(slides, "use_sliding_window", ErrorCode::kUnsupported);  // here it is of all layers
+  EXPECT_EQ(read(slides)->window_layers(), 6);  // here it is of all layers
   given.update({{"decoder_sparse_step", 2}, {"mlp_only_layers", {3}}, {"norm_topk_prob", nullptr}});
   config = read(given);
   EXPECT_EQ(feed_forwards(*config), "dmdddm");

@@ -34,6 +34,8 @@ kv::CostModel cost_model(const LocalModel& model, int ranks, DType cache_dtype) 
   out.query_bytes = count(description.query_bytes());
   out.value_width = count(description.value_width());
   out.index_topk = count(description.index_topk());
+  out.window = count(description.window());
+  out.window_layers = count(description.window_layers());
   out.dense_segments = description.dense_segments();
   out.moe_segments = description.moe_segments();
   out.rank_count = ranks;
@@ -176,6 +178,7 @@ TEST(Meter, EqualsTheArithmeticForADenseModel) { check_model("deepseek_v3", DTyp
 TEST(Meter, EqualsTheArithmeticWithUnevenHeads) { check_model("glm4_moe_lite", DType::kF32); }
 TEST(Meter, EqualsTheArithmeticForGroupedQueries) { check_model("qwen3_moe", DType::kF32); }
 TEST(Meter, EqualsTheArithmeticForUnevenGroups) { check_model("llama_smol", DType::kBF16); }
+TEST(Meter, EqualsTheArithmeticWithWindows) { check_model("qwen2_window", DType::kF32); }
 TEST(Meter, EqualsTheArithmeticForASparseModel) { check_model("deepseek_v32", DType::kF32); }
 TEST(Meter, EqualsTheArithmeticWithSharedSelections) { check_model("glm_moe_dsa", DType::kBF16); }
 

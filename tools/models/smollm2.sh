@@ -51,7 +51,10 @@ prompt.txt is a question in the form that the model was trained on; write your o
 TEXT
 }
 
+declare -A stored=([f32]=float32 [bf16]=bfloat16)
 if [[ -f $folder/config.json ]]; then  # written last: where it is, all is
+  [[ $(<"$folder/config.json") == *'"hidden_size": 576'*"\"torch_dtype\": \"${stored[$dtype]}\""* ]] ||
+    fail "$folder has another model, or this one in another type; give another --to"
   step "The model is there already"
   say_what_next
   exit 0

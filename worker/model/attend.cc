@@ -14,7 +14,8 @@ namespace {
 struct RowEntries {
   std::array<const void* const*, kv::kShards> list{};
   std::array<int64_t, kv::kShards> count{};
-  std::vector<const void*> storage;  // sparse rows
+  std::array<int64_t, kv::kShards> skipped{};  // before the window
+  std::vector<const void*> storage;            // sparse rows
 };
 
 // Marks which remote positions were touched, once per span and layer; threads may mark the same one.
@@ -30,14 +31,23 @@ class Touched {
   std::vector<uint8_t> marks_;
 };
 
-// Entries of one span, part and layer by shard, beside the view's positions.
-using LayerLists = std::array<std::vector<const void*>, kv::kShards>;
+// Entries of one span, part and layer by shard, beside the view's positions but for the first `missing`:
+// whole groups that lie before every row's window.
+struct LayerLists {
+  std::array<std::vector<const void*>, kv::kShards> entries;
+  std::array<int64_t, kv::kShards> missing{};
+};
 
-void list_dense(const CacheView& view, const LayerLists& lists, int64_t position, RowEntries& out) {
+// What a dense row of this position reads, from position `first` on.
+void list_dense(const CacheView& view, const LayerLists& lists, int64_t first, int64_t position,
+                RowEntries& out) {
   for (size_t shard = 0; shard < kv::kShards; ++shard) {
     const auto& positions = view.shard_positions[shard];
-    out.list[shard] = lists[shard].data();
-    out.count[shard] = std::upper_bound(positions.begin(), positions.end(), position) - positions.begin();
+    const auto end = std::upper_bound(positions.begin(), positions.end(), position);
+    const auto begin = first == 0 ? positions.begin() : std::lower_bound(positions.begin(), end, first);
+    out.list[shard] = lists.entries[shard].data();
+    out.count[shard] = end - positions.begin() - lists.missing[shard];
+    out.skipped[shard] = begin - positions.begin() - lists.missing[shard];
   }
 }
 
@@ -57,6 +67,7 @@ void list_selected(const StepState& state, const CacheView::Part& view, int64_t 
     out.count[shard] = begin[shard + 1];
     begin[shard + 1] += begin[shard];
   }
+  out.skipped.fill(0);
   out.storage.resize(static_cast<size_t>(begin[kv::kShards]));
   for (size_t shard = 0; shard < kv::kShards; ++shard) out.list[shard] = out.storage.data() + begin[shard];
   for (int32_t i = 0; i < n; ++i) {
@@ -64,15 +75,6 @@ void list_selected(const StepState& state, const CacheView::Part& view, int64_t 
     if (page == nullptr) continue;
     out.storage[static_cast<size_t>(begin[shard_at(i)]++)] = page + layer_offset + (selected[i] % P) * bytes;
     if (touched != nullptr && view.remote[static_cast<size_t>(selected[i] / P)]) touched->mark(selected[i]);
-  }
-}
-
-// Dense rows read everything up to the last of them.
-void mark_dense(const StepState& state, const CacheView::Part& view, int64_t last_position,
-                Touched& touched) {
-  const int64_t P = state.setup.block_tokens;
-  for (int64_t position = 0; position <= last_position; ++position) {
-    if (view.remote[static_cast<size_t>(position / P)]) touched.mark(position);
   }
 }
 
@@ -92,14 +94,15 @@ class SpanJobs {
         jobs_(jobs),
         words_(kernels::partial_words(state.config.value_width())),
         layer_offset_(layer * state.geometry.layer_bytes(kv::Stream::kEntries)),
+        window_(state.config.layers[static_cast<size_t>(layer)].window),
         remote_(has_remote(part_)) {
     int64_t heads_max = 1;
     for (const AttendJob& job : jobs_) {
       heads_max = std::max(heads_max, job.heads);
-      if (dense(job)) dense_position_ = std::max(dense_position_, position(job));
+      if (dense(job)) first_seen_ = std::min(first_seen_, first_seen_of(job));
     }
     shard_words_ = heads_max * words_;
-    if (dense_position_ >= 0) list_layer();
+    if (first_seen_ != kNothing) list_layer();
     if (remote_) touched_.reset(state_.layout.spans()[static_cast<size_t>(span_)].end());
   }
 
@@ -116,7 +119,7 @@ class SpanJobs {
       merge_shards(jobs, partials.data());
     }
     if (!remote_) return;
-    mark_dense(state_, part_, dense_position_, touched_);
+    mark_dense();
     state_.count(span_, kv::CrossKind::kEntries,
                  touched_.count() * state_.geometry.stream(kv::Stream::kEntries).bytes_per_token);
   }
@@ -127,21 +130,41 @@ class SpanJobs {
     return state_.home()[static_cast<size_t>(job.home)].position;
   }
 
-  // Blocks ascending, as the view's positions are.
+  // The first position that a dense row sees.
+  int64_t first_seen_of(const AttendJob& job) const {
+    return window_ == 0 ? 0 : std::max<int64_t>(0, position(job) + 1 - window_);
+  }
+
+  // A block's positions lie together in a shard's.
   void list_layer() {
     const int64_t bytes = state_.geometry.stream(kv::Stream::kEntries).bytes_per_token;
     const int64_t P = state_.setup.block_tokens;
-    const int64_t end = state_.layout.spans()[static_cast<size_t>(span_)].end();
     for (size_t shard = 0; shard < kv::kShards; ++shard) {
-      lists_[shard].reserve(view_.shard_positions[shard].size());
-    }
-    for (int64_t block = 0; block < std::ssize(part_.page); ++block) {
-      const std::byte* page = part_.page[static_cast<size_t>(block)];
-      if (page == nullptr) continue;
-      auto& list = lists_[static_cast<size_t>(kv::canonical_shard(block))];
-      for (int64_t slot = 0; slot < std::min(P, end - block * P); ++slot) {
-        list.push_back(page + layer_offset_ + slot * bytes);
+      const auto& positions = view_.shard_positions[shard];
+      const int64_t before =
+          std::lower_bound(positions.begin(), positions.end(), first_seen_) - positions.begin();
+      lists_.missing[shard] = before / kernels::kGroupEntries * kernels::kGroupEntries;
+      auto& list = lists_.entries[shard];
+      list.reserve(positions.size() - static_cast<size_t>(lists_.missing[shard]));
+      for (int64_t i = lists_.missing[shard]; i < std::ssize(positions);) {
+        const int64_t position = positions[static_cast<size_t>(i)];
+        const std::byte* entry = part_.page[static_cast<size_t>(position / P)] + layer_offset_;
+        const int64_t end = std::min(i + P - position % P, std::ssize(positions));
+        for (int64_t slot = position % P; i < end; ++i, ++slot) list.push_back(entry + slot * bytes);
       }
+    }
+  }
+
+  // What dense rows, ascending in position, read elsewhere.
+  void mark_dense() {
+    const int64_t P = state_.setup.block_tokens;
+    int64_t marked = 0;  // up to here, if seen at all
+    for (const AttendJob& job : jobs_) {
+      if (!dense(job)) continue;
+      for (int64_t at = std::max(marked, first_seen_of(job)); at <= position(job); ++at) {
+        if (part_.remote[static_cast<size_t>(at / P)]) touched_.mark(at);
+      }
+      marked = std::max(marked, position(job) + 1);
     }
   }
 
@@ -150,7 +173,7 @@ class SpanJobs {
       for (int64_t i = first; i < last; ++i) {
         const AttendJob& job = jobs[static_cast<size_t>(i)];
         if (dense(job)) {
-          list_dense(view_, lists_, position(job), rows[i]);
+          list_dense(view_, lists_, first_seen_of(job), position(job), rows[i]);
         } else {
           list_selected(state_, part_, layer_offset_, job.home, remote_ ? &touched_ : nullptr, rows[i]);
         }
@@ -187,7 +210,8 @@ class SpanJobs {
       list.clear();
       for (int64_t i = 0; i < std::ssize(call); ++i) {
         list.push_back({call[static_cast<size_t>(i)].query, rows[first + i].count[shard],
-                        partials + ((first + i) * kv::kShards + static_cast<int64_t>(shard)) * shard_words_});
+                        partials + ((first + i) * kv::kShards + static_cast<int64_t>(shard)) * shard_words_,
+                        rows[first + i].skipped[shard]});
       }
       kernels::attend({.dtype = state_.setup.cache_dtype,
                        .shape = config.entry_shape(),
@@ -225,9 +249,11 @@ class SpanJobs {
   const std::span<const AttendJob> jobs_;
   const int64_t words_;  // of a partial
   const int64_t layer_offset_;
+  const int64_t window_;  // 0: none
   const bool remote_;
   int64_t shard_words_ = 0;
-  int64_t dense_position_ = -1;  // of the last dense row; −1: there is none
+  static constexpr int64_t kNothing = INT64_MAX;
+  int64_t first_seen_ = kNothing;  // by any dense row
   LayerLists lists_;
   Touched touched_;
 };

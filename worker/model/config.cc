@@ -36,6 +36,13 @@ enum class Experts : uint8_t {
   kQwen,       // softmax, no groups, no shared expert, fields of its own
 };
 
+// Which layers a sliding window is of, where config.json has one.
+enum class Windows : uint8_t {
+  kNone,        // none: not served
+  kFromLayer,   // those of layer_types, else from max_window_layers on
+  kEverywhere,  // all, whatever these say
+};
+
 // What a model_type fixes beside what its config.json says.
 struct Family {
   const char* model_type;
@@ -49,7 +56,7 @@ struct Family {
   bool qkv_bias = false;              // always
   bool attention_bias_is_all = true;  // attention_bias speaks of o_proj, too
   double rotary_share = 1;            // where config.json does not say
-  bool windows_everywhere = false;    // a sliding window is of all layers, whatever max_window_layers says
+  Windows windows = Windows::kNone;
 };
 
 constexpr Family kFamilies[] = {
@@ -68,16 +75,18 @@ constexpr Family kFamilies[] = {
      .attention = AttentionKind::kGrouped,
      .experts = Experts::kNone,
      .qkv_bias = true,
-     .attention_bias_is_all = false},
+     .attention_bias_is_all = false,
+     .windows = Windows::kFromLayer},
     {.model_type = "qwen3",
      .attention = AttentionKind::kGrouped,
      .experts = Experts::kNone,
-     .normed_heads = true},
+     .normed_heads = true,
+     .windows = Windows::kFromLayer},
     {.model_type = "qwen3_moe",
      .attention = AttentionKind::kGrouped,
      .experts = Experts::kQwen,
      .normed_heads = true,
-     .windows_everywhere = true},
+     .windows = Windows::kEverywhere},
 };
 
 const Family* read_family(FieldReader& f, ModelConfig& c) {
@@ -135,19 +144,36 @@ void read_mla(FieldReader& f, ModelConfig& c) {
   c.scale = static_cast<float>(rope.score_growth / std::sqrt(static_cast<double>(c.nope + c.rope)));
 }
 
-// Layers whose rows see the last so many keys only are refused; a window that no layer uses is fine.
-void refuse_windows(FieldReader& f, const ModelConfig& c, const Family& family) {
-  constexpr const char* kField = "use_sliding_window";
-  if (f.has("layer_types")) {
-    const std::vector<std::string> kinds = f.texts("layer_types");
-    for (const std::string& kind : kinds) {
-      refuse(f, kind != "full_attention", "layer_types", "'" + kind + "'");
-    }
-    check_length(f, c, "layer_types", kinds.size());
-  } else if (f.boolean(kField, false) && f.has("sliding_window")) {
-    const auto layers = static_cast<int64_t>(c.layers.size());
-    const int64_t full = f.integer("max_window_layers", 0, kLayersMax, 0);
-    refuse(f, full < layers || family.windows_everywhere, kField, "true");
+// Whether each layer slides, by layer_types; empty if there is none.
+std::vector<bool> sliding_layers(FieldReader& f, const ModelConfig& c) {
+  std::vector<bool> slides;
+  if (!f.has("layer_types")) return slides;
+  for (const std::string& kind : f.texts("layer_types")) {
+    slides.push_back(kind == "sliding_attention");
+    refuse(f, !slides.back() && kind != "full_attention", "layer_types", "'" + kind + "'");
+  }
+  check_length(f, c, "layer_types", slides.size());
+  return slides;
+}
+
+void read_windows(FieldReader& f, ModelConfig& c, const Family& family) {
+  constexpr const char* kWanted = "use_sliding_window";
+  const bool wanted = f.boolean(kWanted, false) && f.has("sliding_window");
+  const int64_t window = wanted ? f.integer("sliding_window", 1, kContextMax) : 0;
+  const auto count = static_cast<int64_t>(c.layers.size());
+  std::vector<bool> slides;
+  if (family.windows != Windows::kEverywhere) slides = sliding_layers(f, c);
+  if (slides.empty()) {
+    const bool everywhere = family.windows == Windows::kEverywhere;
+    const int64_t first = wanted && !everywhere ? f.integer("max_window_layers", 0, kLayersMax) : 0;
+    for (int64_t layer = 0; layer < count; ++layer) slides.push_back(wanted && layer >= first);
+  }
+  for (int64_t layer = 0; layer < count && !f.failed(); ++layer) {
+    if (!slides[static_cast<size_t>(layer)]) continue;
+    if (!wanted)
+      f.fail("layer_types", "has layers that slide, but there is no window: see use_sliding_window");
+    refuse(f, family.windows == Windows::kNone, "sliding_window", "of this model_type");
+    c.layers[static_cast<size_t>(layer)].window = window;
   }
 }
 
@@ -174,7 +200,7 @@ void read_grouped(FieldReader& f, ModelConfig& c, const Family& family) {
   const bool bias = f.boolean("attention_bias", false);
   c.qkv_bias = family.qkv_bias || bias;
   c.output_bias = family.attention_bias_is_all && bias;
-  refuse_windows(f, c, family);
+  read_windows(f, c, family);
   if (f.failed()) return;
   Rope rope = read_rope(f, c.rope, c.max_context);
   c.inverse_frequency = std::move(rope.inverse_frequency);
@@ -389,6 +415,17 @@ int64_t ModelConfig::index_layers() const {
   int64_t count = 0;
   for (const LayerConfig& layer : layers) count += layer.indexer == Indexer::kFull ? 1 : 0;
   return count;
+}
+
+int64_t ModelConfig::window() const {
+  int64_t window = 0;
+  for (const LayerConfig& layer : layers) window = std::max(window, layer.window);
+  return window;
+}
+
+int64_t ModelConfig::window_layers() const {
+  return std::count_if(layers.begin(), layers.end(),
+                       [](const LayerConfig& layer) { return layer.window > 0; });
 }
 
 kv::CacheGeometry ModelConfig::cache_geometry(DType cache_dtype, int64_t block_tokens) const {

@@ -29,6 +29,7 @@ enum class Indexer : uint8_t { kNone, kFull, kShared };
 struct LayerConfig {
   FeedForward feed_forward = FeedForward::kDense;
   Indexer indexer = Indexer::kNone;
+  int64_t window = 0;  // rows see the last so many keys, their own among them; 0: all
 };
 
 struct ModelConfig {
@@ -84,6 +85,9 @@ struct ModelConfig {
   int64_t entry_width() const { return entry_shape().width(); }  // of one part
   int64_t group_heads() const { return heads / kv_heads; }       // query heads that read one part
   int64_t index_layers() const;
+  // The window of the layers that have one (it is one size for all), and their number.
+  int64_t window() const;
+  int64_t window_layers() const;
   kv::CacheGeometry cache_geometry(DType cache_dtype, int64_t block_tokens) const;
 };
 
