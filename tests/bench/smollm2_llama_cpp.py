@@ -11,7 +11,8 @@
 Both run the dequantised weights of the same GGUF file; for llama.cpp they are written back as a GGUF file of that type
 (its norms stay float32, as it wants them). Caches are float32 beside float32, and bf16 (Weft) and f16 (llama.cpp's
 own) beside bf16. A round is the same new prompt for each, then greedy tokens. What the table says is the median over
-the rounds, with the least and the most; ratios are taken round by round. Nothing else may run on the machine.
+the rounds, with the least and the most; ratios are taken round by round. Nothing else may run on the machine; where
+that cannot be had, --threads 1 --cpu-time counts tokens per second of the computing thread's own time.
 """
 
 import argparse
@@ -63,8 +64,25 @@ class Weft:
              "--threads-per-worker", str(options.threads), "--cache-dtype", dtype, "--state-dir", folder,
              "--pool-tokens", "8192"], stdout=self.log, stderr=self.log)
         subprocess.run([*self.ctl, "status", "--wait", "--timeout", "120"], check=True, capture_output=True)
+        self.cpu_time = options.cpu_time
+
+    def worker_seconds(self):
+        done = subprocess.run([*self.ctl, "workers", "-o", "json"], check=True, capture_output=True)
+        pid = json.loads(done.stdout)["workers"]["workers"][0]["pid"]
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def run(self, tokens, count):
+        if not self.cpu_time:
+            return self.generate(tokens, count)
+        begin = self.worker_seconds()
+        self.generate(tokens, 2)
+        read = self.worker_seconds()
+        answer = self.generate(tokens, count + 1)[2]
+        end = self.worker_seconds()
+        return len(tokens) / (read - begin), (count - 1) / (end - read - (read - begin)), answer[:count]
+
+    def generate(self, tokens, count):
         done = subprocess.run(
             [*self.ctl, "generate", "--tokens", ",".join(map(str, tokens)), "-n", str(count), "--ignore-eos",
              "--no-prefix-cache", "-o", "json"], check=True, capture_output=True)
@@ -81,6 +99,7 @@ class LlamaCpp:
     def __init__(self, options, dtype, folder):
         path = os.path.join(folder, dtype + ".gguf")
         write_gguf(options.gguf, path, dtype)
+        self.now = time.process_time if options.cpu_time else time.monotonic
         cache = {"f32": GGML_F32, "bf16": GGML_F16}[dtype]
         self.model = llama_cpp.Llama(
             path, n_ctx=8192, n_batch=2048, n_ubatch=options.ubatch, n_threads=options.threads,
@@ -99,14 +118,14 @@ class LlamaCpp:
 
     def run(self, tokens, count):
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.model._ctx.ctx), True)
-        begin = time.monotonic()
+        begin = self.now()
         for at in range(0, len(tokens), 2048):
             token = self.decode(tokens[at : at + 2048])
-        read = time.monotonic()
+        read = self.now()
         out = [token]
         while len(out) < count:
             out.append(self.decode([out[-1]]))
-        end = time.monotonic()
+        end = self.now()
         return len(tokens) / (read - begin), (count - 1) / (end - read), out
 
     def close(self):
@@ -138,7 +157,8 @@ def compare(options, dtype, random_source):
                 engine.close()
     for phase, title in enumerate(["prefill", "decode"]):
         for name in engines:
-            print(f"{dtype:5} {title:8} {name:10} {spread(figures[name][phase])} tokens/s")
+            unit = "tokens/CPU s" if options.cpu_time else "tokens/s"
+            print(f"{dtype:5} {title:8} {name:10} {spread(figures[name][phase])} {unit}")
         ratios = [a / b for a, b in zip(figures["weft"][phase], figures["llama.cpp"][phase])]
         print(f"{dtype:5} {title:8} ratio      {statistics.median(ratios):9.2f}  {min(ratios):9.2f} .. {max(ratios):<9.2f}")
     print(f"{dtype:5} equal answers: {equal} of {options.rounds + 1}", flush=True)
@@ -153,11 +173,14 @@ def main():
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu-time", action="store_true", help="count CPU time, not the wall's; one thread only")
     parser.add_argument("--ubatch", type=int, default=512, help="rows of llama.cpp's physical batch")
     parser.add_argument("--flash-attention", action="store_true", help="llama.cpp's")
     parser.add_argument("--dtypes", default="f32,bf16")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if options.cpu_time and options.threads != 1:
+        parser.error("--cpu-time needs --threads 1: threads that wait also use CPU time")
     print(f"prompt {options.prompt}, answer {options.tokens}, threads {options.threads}, rounds {options.rounds}, "
           f"load at the start {os.getloadavg()[0]:.2f}")
     print("llama.cpp:", llama_cpp.llama_print_system_info().decode().strip())
