@@ -45,8 +45,8 @@ std::optional<Plan> ControlPlane::next_plan(Time now) {
   return plan;
 }
 
-// Decode rows first, then prompts in order of arrival. A suspect runs by itself; others run meanwhile only if
-// no suspect can.
+// Decode rows first, then prompts in order of arrival. A suspect runs by itself and without drafts; others
+// run meanwhile only if no suspect can.
 void ControlPlane::fill(PlanBuilder& builder) {
   for (const RequestId id : suspects_) {
     Sequence& sequence = *sequences_.at(id);
@@ -56,6 +56,8 @@ void ControlPlane::fill(PlanBuilder& builder) {
     builder.record().alone = true;
     return;
   }
+  // Drafts take what the step holds beyond a row and a sample for everybody.
+  builder.allow_drafts(std::min(limits_.max_step_rows, limits_.max_samples) - running_count());
   for (Sequence* sequence : running_) {
     if (sequence->runnable() && sequence->suspect_until == 0 && !sequence->prefilling())
       builder.add_decode(*sequence);
@@ -126,6 +128,7 @@ void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
   sequence.max_tokens = event.max_tokens;
   sequence.stop_tokens = event.stop_tokens;
   sequence.wish = event.grouping;
+  sequence.speculation = event.speculation;
   sequence.use_prefix_cache = event.use_prefix_cache;
   sequence.digest = event.digest;
   sequence.arrived = now;

@@ -8,7 +8,8 @@
 // suspects are retried). Effects of a step (tokens, shareable blocks, finished requests) appear when all
 // ranks have acknowledged it and all steps before it.
 //
-// The stop token of a request is given out as its last token.
+// The stop token of a request is given out as its last token. A request with drafts (speculation.h) has one
+// decode span in flight at a time: how many of its drafts hold decides where the next one starts.
 #pragma once
 
 #include <deque>
@@ -77,6 +78,9 @@ class ControlPlane {
 
   void complete(const PlanRecord& record, Notices& notices);
   void complete_span(Sequence& sequence, const SpanRecord& span, const PlanRecord& record, Notices& notices);
+  Result<std::vector<uint32_t>> drawn_tokens(const Sequence& sequence, const SpanRecord& span,
+                                             const PlanRecord& record) const;
+  void count_drafts(Sequence& sequence, const SpanRecord& span, int64_t accepted, Notices& notices);
   void register_blocks(Sequence& sequence);
   void undo(const PlanRecord& record);
   void roll_back(Sequence& sequence, const std::vector<PlanRecord>& abandoned);

@@ -27,6 +27,8 @@ std::optional<RequestSnapshot> ControlPlane::request(RequestId id) const {
   snapshot.computed_tokens = sequence->computed;
   snapshot.completion_tokens = sequence->answered();
   snapshot.max_tokens = sequence->max_tokens;
+  snapshot.drafted_tokens = sequence->drafted;
+  snapshot.accepted_tokens = sequence->accepted;
   snapshot.wish = sequence->wish;
   snapshot.placement = sequence->target();
   snapshot.origin = sequence->origin;

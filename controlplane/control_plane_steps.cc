@@ -19,18 +19,12 @@ void ControlPlane::complete(const PlanRecord& record, Notices& notices) {
 void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, const PlanRecord& record,
                                  Notices& notices) {
   CHECK_EQ(sequence.computed, span.start);
-  const auto fail = [&](ErrorCode code, const char* message) {
-    finish(sequence, FinishReason::kError, error(code, message), notices);
-  };
-  const Sample* sample = nullptr;
-  for (const Sample& s : record.samples) {
-    if (span.sample && s.sample_index == span.sample_index) sample = &s;
-  }
-  if (span.sample && sample == nullptr) return fail(ErrorCode::kInternal, "a step gave no sample");
-  if (sample != nullptr && sample->not_finite)
-    return fail(ErrorCode::kNumerical, "logits held NaN or infinity");
-
-  sequence.computed += span.rows;
+  const Result<std::vector<uint32_t>> drawn = drawn_tokens(sequence, span, record);
+  if (!drawn) return finish(sequence, FinishReason::kError, drawn.error(), notices);
+  sequence.tokens.insert(sequence.tokens.end(), drawn->begin(), drawn->end());
+  // Of a span that decodes, the row before each token that holds.
+  sequence.computed += span.prefill ? span.rows : std::ssize(*drawn);
+  if (!span.drafts.empty()) count_drafts(sequence, span, std::ssize(*drawn) - 1, notices);
   if (span.prefill) {
     counters_.computed_prompt_tokens += span.rows;
     notices.push_back(
@@ -45,16 +39,46 @@ void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, con
     sequence.suspect_until = 0;
     std::erase(suspects_, sequence.id);
   }
-  if (sample == nullptr) return;
-  sequence.tokens.push_back(sample->token);
-  ++counters_.generated_tokens;
-  notices.push_back(TokenNotice{sequence.id, sequence.answered() - 1, sample->token});
-  const auto& stops = sequence.stop_tokens;
-  if (std::find(stops.begin(), stops.end(), sample->token) != stops.end()) {
+  if (drawn->empty()) return;
+  counters_.generated_tokens += std::ssize(*drawn);
+  int64_t index = sequence.answered() - std::ssize(*drawn);
+  for (const uint32_t token : *drawn) notices.push_back(TokenNotice{sequence.id, index++, token});
+  if (sequence.stops_at(drawn->back())) {
     finish(sequence, FinishReason::kStop, error(ErrorCode::kOk, ""), notices);
   } else if (sequence.answered() == sequence.max_tokens) {
     finish(sequence, FinishReason::kLength, error(ErrorCode::kOk, ""), notices);
   }
+}
+
+// The tokens that a span gives: what its first sampled row drew, and then one more for each draft that equals
+// the token before it, up to the one that ends the answer.
+Result<std::vector<uint32_t>> ControlPlane::drawn_tokens(const Sequence& sequence, const SpanRecord& span,
+                                                         const PlanRecord& record) const {
+  std::vector<uint32_t> tokens;
+  for (int64_t row = 0; row < span.sample_rows; ++row) {
+    if (row > 0 && span.drafts[static_cast<size_t>(row - 1)] != tokens.back()) break;
+    const auto sample = std::find_if(record.samples.begin(), record.samples.end(), [&](const Sample& s) {
+      return s.sample_index == span.sample_index + static_cast<uint32_t>(row);
+    });
+    if (sample == record.samples.end()) return error(ErrorCode::kInternal, "a step gave no sample");
+    if (sample->not_finite) return error(ErrorCode::kNumerical, "logits held NaN or infinity");
+    tokens.push_back(sample->token);
+    if (sequence.stops_at(sample->token)) break;
+  }
+  return tokens;
+}
+
+// What the drafts that do not hold were to be is unscheduled again.
+void ControlPlane::count_drafts(Sequence& sequence, const SpanRecord& span, int64_t accepted,
+                                Notices& notices) {
+  sequence.scheduled = sequence.computed;
+  sequence.samples_scheduled = sequence.answered();
+  const int64_t drafted = std::ssize(span.drafts);
+  sequence.drafted += drafted;
+  sequence.accepted += accepted;
+  counters_.drafted_tokens += drafted;
+  counters_.accepted_tokens += accepted;
+  notices.push_back(DraftNotice{sequence.id, span.start, drafted, accepted});
 }
 
 // Full blocks whose rows all ranks have acknowledged can be shared from now on.
@@ -90,7 +114,8 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
   }
   notices.emplace_back(FinishedNotice{sequence.id, reason, std::move(failure), sequence.prompt,
                                       sequence.cached, sequence.computed, sequence.answered(),
-                                      stored_bytes(sequence), sequence.next.has_value()});
+                                      sequence.drafted, sequence.accepted, stored_bytes(sequence),
+                                      sequence.next.has_value()});
   // What a failed request has computed itself is not trusted.
   if (reason == FinishReason::kError && sequence.registered_blocks > sequence.hit_blocks) {
     const BlockId first = sequence.blocks[static_cast<size_t>(sequence.hit_blocks)];

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "controlplane/speculation.h"
 #include "kv/block_hash.h"
 #include "kv/layout.h"
 #include "proto/vocab/ids.h"
@@ -40,6 +41,7 @@ struct RequestArrived {
   int64_t max_tokens = 16;
   std::vector<uint32_t> stop_tokens;  // empty with ignore_eos
   GroupingWish grouping;
+  Speculation speculation;
   bool use_prefix_cache = true;
   bool digest = false;  // of the logits of every row that is computed; those of a prefix hit are not
 };

@@ -17,8 +17,9 @@ struct SpanRecord {
   int64_t start = 0;
   int64_t rows = 0;
   bool prefill = false;
-  bool sample = false;
+  int64_t sample_rows = 0;
   uint32_t sample_index = 0;
+  std::vector<uint32_t> drafts;  // inputs of the last rows
 };
 
 // A plan made a page valid (by a copy) or left it behind. Undone, newest first, when the plan is abandoned.

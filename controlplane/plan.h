@@ -51,11 +51,11 @@ struct Span {
   bool index_copied = true;  // false: the keys lie striped over index_c ranks
   bool no_write = false;
   bool prefill = false;
-  std::vector<uint32_t> tokens;  // literal inputs, or empty when has_input_ref
+  std::vector<uint32_t> tokens;  // literal inputs, drafts last, or empty when has_input_ref
   bool has_input_ref = false;
   TokenRef input_ref;
-  bool sample = false;
-  uint32_t sample_index = 0;
+  int64_t sample_rows = 0;    // the last so many rows draw a token: 0, 1, or all of a decode span
+  uint32_t sample_index = 0;  // of the first of them; the others follow
   int sampler_rank = 0;
   SamplingParams sampling;
   bool digest = false;
@@ -82,6 +82,15 @@ struct TokenNotice {
   uint32_t token = 0;
 };
 
+// How many drafts of a step there were, and how many held. Comes before the step's tokens; a span without
+// drafts has none.
+struct DraftNotice {
+  RequestId request{};
+  int64_t start = 0;  // position of the span's first row; those of the drafts follow
+  int64_t drafted = 0;
+  int64_t accepted = 0;
+};
+
 // Prompt rows acknowledged so far.
 struct PrefillNotice {
   RequestId request{};
@@ -99,6 +108,7 @@ struct FinishedNotice {
   int64_t cached_tokens = 0;    // of the prompt, served by the prefix cache
   int64_t computed_tokens = 0;  // rows acknowledged, cached ones included
   int64_t completion_tokens = 0;
+  int64_t drafted_tokens = 0, accepted_tokens = 0;
   kv::StoredBytes stored{};   // of the pages under its rows; blocks shared with others count in full
   bool change_waits = false;  // a regroup was accepted that no plan has applied
 };
@@ -112,6 +122,6 @@ struct RegroupedNotice {
   Error error;  // code kOk when accepted
 };
 
-using Notice = std::variant<TokenNotice, PrefillNotice, FinishedNotice, RegroupedNotice>;
+using Notice = std::variant<TokenNotice, DraftNotice, PrefillNotice, FinishedNotice, RegroupedNotice>;
 
 }  // namespace weft::controlplane

@@ -20,8 +20,20 @@ PlanBuilder::PlanBuilder(Memory& memory, TablePool& tables, StepId step)
 }
 
 bool PlanBuilder::add_decode(Sequence& sequence) {
-  if (rows_left_ < 1 || samples_left_ < 1 || hold_rows(sequence, 1) < 1) return false;
-  add_span(sequence, 1, false);
+  if (rows_left_ < 1 || samples_left_ < 1) return false;
+  std::vector<uint32_t> drafts;
+  if (sequence.speculation.on()) {
+    if (!sequence.settled()) return false;
+    // The last token of an answer is never an input.
+    const int64_t useful = sequence.max_tokens - sequence.answered() - 1;
+    drafts = draft(sequence.speculation, sequence.tokens, sequence.prompt,
+                   std::min({drafts_left_, rows_left_ - 1, samples_left_ - 1, useful}));
+  }
+  const int64_t rows = hold_rows(sequence, 1 + std::ssize(drafts));
+  if (rows < 1) return false;
+  drafts.resize(static_cast<size_t>(rows - 1));
+  drafts_left_ -= rows - 1;
+  add_span(sequence, rows, false, std::move(drafts));
   return true;
 }
 
@@ -33,7 +45,7 @@ bool PlanBuilder::add_prefill(Sequence& sequence) {
   if (rows < 1) return false;
   rows = hold_rows(sequence, rows);
   if (rows < 1) return false;
-  add_span(sequence, rows, true);
+  add_span(sequence, rows, true, {});
   return true;
 }
 
@@ -170,7 +182,7 @@ void PlanBuilder::append_pages(const Sequence& sequence, const Block& block,
   }
 }
 
-void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill) {
+void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::vector<uint32_t> drafts) {
   if (sequence.needs_switch) apply_switch(sequence);
   write_table(sequence, rows);
   const Placement& placement = sequence.placement;
@@ -188,29 +200,32 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill) {
   span.index_c = placement.index_c;
   span.index_copied = placement.index.kind == kv::IndexKind::kCopied;
   span.prefill = prefill;
-  if (span.start + rows <= static_cast<int64_t>(sequence.tokens.size())) {
+  const int64_t known = rows - std::ssize(drafts);
+  if (span.start + known <= std::ssize(sequence.tokens)) {
     const auto first = sequence.tokens.begin() + span.start;
-    span.tokens.assign(first, first + rows);
+    span.tokens.assign(first, first + known);
+    span.tokens.insert(span.tokens.end(), drafts.begin(), drafts.end());
   } else {
     CHECK(!prefill && rows == 1);
     span.has_input_ref = true;
     span.input_ref = sequence.last_sample;
   }
-  span.sample = !prefill || span.start + rows == sequence.prompt;
+  span.sample_rows = !prefill ? rows : span.start + rows == sequence.prompt ? 1 : 0;
   // Logits are gathered on one rank: take turns.
   span.sampler_rank =
       static_cast<int>((number(plan_.step) + plan_.spans.size()) % static_cast<uint64_t>(limits_.rank_count));
   span.sampling = sequence.sampling;
   span.digest = sequence.digest;
-  if (span.sample) {
+  if (span.sample_rows > 0) {
     span.sample_index = static_cast<uint32_t>(limits_.max_samples - samples_left_);
-    --samples_left_;
-    ++sequence.samples_scheduled;
+    samples_left_ -= span.sample_rows;
+    sequence.samples_scheduled += span.sample_rows;
     sequence.last_sample = {plan_.step, span.sample_index};
   }
   sequence.scheduled += rows;
   rows_left_ -= rows;
-  record_.spans.push_back({sequence.id, span.start, rows, prefill, span.sample, span.sample_index});
+  record_.spans.push_back(
+      {sequence.id, span.start, rows, prefill, span.sample_rows, span.sample_index, std::move(drafts)});
   plan_.spans.push_back(std::move(span));
 }
 
@@ -218,7 +233,7 @@ Plan PlanBuilder::finish() {
   int64_t prefill = 0, decode = 0, head = 0;
   for (const Span& span : plan_.spans) {
     (span.prefill ? prefill : decode) += span.rows;
-    head += span.digest ? span.rows : (span.sample ? 1 : 0);
+    head += span.digest ? span.rows : span.sample_rows;
   }
   plan_.padded = {padded_rows(prefill), padded_rows(decode), padded_rows(head)};
   return std::move(plan_);

@@ -17,7 +17,10 @@ class PlanBuilder {
  public:
   PlanBuilder(Memory& memory, TablePool& tables, StepId step);
 
-  // One row that samples the next token. False if a page it needs is still in flight, or a limit is reached.
+  // How many rows of the step may be drafts; none before this is called.
+  void allow_drafts(int64_t rows) { drafts_left_ = rows; }
+  // The row of the last token, and drafts behind it; each samples. False if a page it needs is still in
+  // flight, a limit is reached, or drafts need tokens that are not known yet.
   bool add_decode(Sequence& sequence);
   // As many rows of the prompt as the step's budget and the free pages allow.
   bool add_prefill(Sequence& sequence);
@@ -38,7 +41,8 @@ class PlanBuilder {
   void set_valid(Block& block, int part, int rank, bool valid);
   void write_table(Sequence& sequence, int64_t rows);
   void append_pages(const Sequence& sequence, const Block& block, std::vector<PageId>& pages) const;
-  void add_span(Sequence& sequence, int64_t rows, bool prefill);
+  // `drafts`: inputs of the last rows.
+  void add_span(Sequence& sequence, int64_t rows, bool prefill, std::vector<uint32_t> drafts);
 
   Memory& memory_;
   TablePool& tables_;
@@ -47,6 +51,7 @@ class PlanBuilder {
   PlanRecord record_;
   int64_t rows_left_ = 0;
   int64_t samples_left_ = 0;
+  int64_t drafts_left_ = 0;
   int64_t block_tokens_ = 0;
 };
 

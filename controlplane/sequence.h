@@ -2,11 +2,13 @@
 //
 //   rows:   0 ─ cached ─ computed ─ scheduled ─ prompt ───── row_count
 //           computed: acknowledged by all ranks. scheduled: computed or in a plan in flight.
+//           Rows of drafts that do not hold are neither; their slots are written again.
 //
 // Row p takes token p as input; the token after the last prompt row is the first of the answer. An answer of
 // max_tokens tokens needs prompt + max_tokens − 1 rows: its last token is never an input.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -29,6 +31,7 @@ struct Sequence {
   int64_t max_tokens = 0;
   std::vector<uint32_t> stop_tokens;
   GroupingWish wish;
+  Speculation speculation;
   bool use_prefix_cache = true;
   bool digest = false;
   Time arrived{};
@@ -42,8 +45,9 @@ struct Sequence {
   int64_t cached = 0;
   int64_t computed = 0;
   int64_t scheduled = 0;
-  int64_t samples_scheduled = 0;
-  TokenRef last_sample;          // where the token after the last scheduled row is being sampled
+  int64_t samples_scheduled = 0;  // those of drafts are taken back when these do not hold
+  TokenRef last_sample;           // where the token after the last scheduled row is being sampled
+  int64_t drafted = 0, accepted = 0;
   bool repeat_last_row = false;  // full prefix hit: row prompt−1 is recomputed without writing
 
   // ---- where its bytes are
@@ -72,6 +76,11 @@ struct Sequence {
   int64_t answered() const { return static_cast<int64_t>(tokens.size()) - prompt; }
   const Placement& target() const { return next ? *next : placement; }
   bool prefilling() const { return scheduled < prompt; }
+  // Every token that a plan in flight was to draw is known.
+  bool settled() const { return samples_scheduled == answered(); }
+  bool stops_at(uint32_t token) const {
+    return std::find(stop_tokens.begin(), stop_tokens.end(), token) != stop_tokens.end();
+  }
   bool runnable() const { return running && !paused && (prefilling() || samples_scheduled < max_tokens); }
 };
 

@@ -26,6 +26,7 @@ struct RequestSnapshot {
   int64_t computed_tokens = 0;  // rows acknowledged, cached ones included
   int64_t completion_tokens = 0;
   int64_t max_tokens = 0;
+  int64_t drafted_tokens = 0, accepted_tokens = 0;
   GroupingWish wish;    // what was asked, as regrouped since
   Placement placement;  // how it runs; meaningless while waiting
   int origin = 0;
@@ -42,6 +43,7 @@ struct Counters {
   int64_t cached_tokens = 0;  // of them, served by the prefix cache
   int64_t computed_prompt_tokens = 0;
   int64_t generated_tokens = 0;
+  int64_t drafted_tokens = 0, accepted_tokens = 0;
   int64_t finished = 0, failed = 0, cancelled = 0, refused = 0;
   int64_t abandoned_plans = 0;
   int64_t duplicate_acknowledgements = 0;  // of a rank that had acknowledged the step already

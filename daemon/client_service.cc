@@ -232,6 +232,7 @@ void ClientService::submit(Prompt& prompt) {
   event.max_tokens = prompt.checked.max_tokens;
   event.stop_tokens = std::move(prompt.checked.stop_tokens);
   event.grouping = prompt.checked.grouping;
+  event.speculation = std::move(prompt.checked.speculation);
   event.use_prefix_cache = prompt.checked.use_prefix_cache;
   event.digest = prompt.checked.digest;
   log_.info("request_arrived", {{"request", number(id)},
@@ -239,7 +240,8 @@ void ClientService::submit(Prompt& prompt) {
                                 {"max_tokens", event.max_tokens},
                                 {"prefill", kv::split_name(event.grouping.prefill)},
                                 {"decode", kv::decode_name(event.grouping.decode)},
-                                {"index", kv::index_name(event.grouping.index)}});
+                                {"index", kv::index_name(event.grouping.index)},
+                                {"speculative", controlplane::draft_source_name(event.speculation.source)}});
   wire::ClientReply reply;
   reply.mutable_accepted()->set_request(number(id));
   reply.mutable_accepted()->set_prompt_tokens(event.prompt.size());
@@ -352,6 +354,8 @@ void ClientService::finished(const controlplane::FinishedNotice& notice, const R
              {"prompt_tokens", notice.prompt_tokens},
              {"cached_tokens", notice.cached_tokens},
              {"completion_tokens", notice.completion_tokens},
+             {"drafted_tokens", notice.drafted_tokens},
+             {"accepted_tokens", notice.accepted_tokens},
              {"seconds", seconds(loop_.now() - record.arrived)}});
   const auto found = requests_.find(notice.request);
   if (found == requests_.end()) return;

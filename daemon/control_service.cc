@@ -104,6 +104,8 @@ wire::ControlReply ControlService::status() const {
   status->set_prefill(kv::split_name(view.defaults->prefill));
   status->set_decode(kv::decode_name(view.defaults->decode));
   status->set_index(kv::index_name(view.defaults->index));
+  status->set_speculative(controlplane::draft_source_name(view.options->speculation.source));
+  status->set_draft_tokens(static_cast<uint32_t>(view.options->speculation.draft_tokens));
   status->set_block_tokens(as_unsigned(view.options->block_tokens));
   status->set_client_endpoint(view.client_address);
   // Empty as long as the model is not described.
@@ -132,6 +134,8 @@ wire::ControlReply ControlService::status() const {
   status->set_computed_prompt_tokens(as_unsigned(counters.computed_prompt_tokens));
   status->set_cancelled(as_unsigned(counters.cancelled));
   status->set_generated_tokens(as_unsigned(counters.generated_tokens));
+  status->set_drafted_tokens(as_unsigned(counters.drafted_tokens));
+  status->set_accepted_tokens(as_unsigned(counters.accepted_tokens));
   status->set_steps(view.engine->metrics().steps);
   fill_crossed(view.engine->metrics().crossed, status->mutable_crossed());
   for (int rank = 0; rank < view.options->workers; ++rank) {

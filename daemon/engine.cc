@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "daemon/plan_codec.h"
@@ -54,6 +55,7 @@ void Engine::arrive(controlplane::RequestArrived event) {
   RequestRecord record;
   record.id = event.request;
   record.wish = event.grouping;
+  record.drafts = event.speculation.source;
   record.prompt_tokens = static_cast<int64_t>(event.prompt.size());
   record.max_tokens = event.max_tokens;
   record.arrived = loop_.now();
@@ -88,7 +90,9 @@ void Engine::fill_trace(const RequestRecord& record, wire::Trace* to) const {
 
 void Engine::dispatch(const std::vector<controlplane::Notice>& notices) {
   for (const controlplane::Notice& notice : notices) {
-    if (const auto* token = std::get_if<controlplane::TokenNotice>(&notice)) {
+    if (const auto* drafts = std::get_if<controlplane::DraftNotice>(&notice)) {
+      book_.drafts(*drafts);
+    } else if (const auto* token = std::get_if<controlplane::TokenNotice>(&notice)) {
       book_.token(*token, loop_.now());
       listener_.token(*token);
     } else if (const auto* prefill = std::get_if<controlplane::PrefillNotice>(&notice)) {
@@ -240,12 +244,6 @@ void Engine::finish_step(InFlight& flight) {
   const Time now = loop_.now();
   // A plan waits in the ring while the one before it runs.
   book_.step_done(flight.plan, now - std::max(flight.published, std::exchange(last_done_, now)), now);
-  // Before the notices: the step's digests belong to requests that its tokens may end.
-  for (int rank = 0; rank < ranks(); ++rank) {
-    for (const wire::Digest& digest : flight.results[static_cast<size_t>(rank)]->digests()) {
-      listener_.digest(RequestId{digest.request()}, static_cast<int64_t>(digest.position()), digest.sha256());
-    }
-  }
   for (int rank = 0; rank < ranks(); ++rank) {
     controlplane::StepAcknowledged event{flight.plan.step, rank, {}};
     for (const wire::SampledToken& sample : flight.results[static_cast<size_t>(rank)]->samples()) {
@@ -254,7 +252,33 @@ void Engine::finish_step(InFlight& flight) {
     }
     events_.emplace_back(std::move(event));
   }
+  const auto events = std::exchange(events_, {});
+  const auto notices = plane_.handle(now, events);
+  // Before the notices: the step's digests belong to requests that its tokens may end.
+  tell_digests(flight, notices);
+  dispatch(notices);
   turn();
+}
+
+// Those of rows that hold: a draft's row only if the draft was accepted.
+void Engine::tell_digests(const InFlight& flight, const std::vector<controlplane::Notice>& notices) {
+  std::map<RequestId, int64_t> first_wrong;  // by request with drafts in the step: the position
+  for (const controlplane::Span& span : flight.plan.spans) {
+    if (!span.prefill && span.rows > 1) first_wrong[span.request] = span.start;
+  }
+  for (const controlplane::Notice& notice : notices) {
+    const auto* drafts = std::get_if<controlplane::DraftNotice>(&notice);
+    if (drafts != nullptr) first_wrong[drafts->request] = drafts->start + drafts->accepted + 1;
+  }
+  for (int rank = 0; rank < ranks(); ++rank) {
+    for (const wire::Digest& digest : flight.results[static_cast<size_t>(rank)]->digests()) {
+      const RequestId request{digest.request()};
+      const auto position = static_cast<int64_t>(digest.position());
+      const auto wrong = first_wrong.find(request);
+      if (wrong == first_wrong.end() || position < wrong->second)
+        listener_.digest(request, position, digest.sha256());
+    }
+  }
 }
 
 void Engine::meter(const InFlight& flight) {

@@ -99,6 +99,7 @@ class Engine {
   void compare_with_earlier_attempts(const InFlight& flight, const wire::StepResult& result);
   void finish_done_steps();
   void finish_step(InFlight& flight);
+  void tell_digests(const InFlight& flight, const std::vector<controlplane::Notice>& notices);
   void meter(const InFlight& flight);
   void look();
   int ranks() const { return plane_.limits().rank_count; }

@@ -24,7 +24,7 @@ namespace {
 // What the command line says, before it is checked.
 struct RawOptions {
   std::string devices, weight_dtype = "stored", cache_dtype = "f32", prefill, decode, index,
-                       log_level = "info", output = "table";
+                       log_level = "info", output = "table", speculative = "off";
   double hang_seconds = 30, heartbeat_seconds = 10, stall_seconds = 60;
   int threads = 0;
   bool list_devices = false;
@@ -102,6 +102,20 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
          "how index keys are placed: copied (copied(C): scored in C parts) or split (split(C): over C "
          "workers) (default: copied)")
       ->type_name("MODE")
+      ->group(scheduling);
+  app.add_option(
+         "--speculative", raw.speculative,
+         "where drafts of the next tokens come from: off, or lookup (what followed where the text last "
+         "read like its end)")
+      ->type_name("SOURCE")
+      ->check(one_of({"off", "lookup"}))
+      ->capture_default_str()
+      ->group(scheduling);
+  app.add_option("--draft-tokens", options.speculation.draft_tokens,
+                 "drafts of one request in one step at most")
+      ->type_name("K")
+      ->check(between(int64_t{1}, controlplane::kDraftTokensMax))
+      ->capture_default_str()
       ->group(scheduling);
   app.add_option("--max-step-rows", options.max_step_rows, "rows of one step: the prefill chunk budget")
       ->type_name("N")
@@ -376,6 +390,7 @@ Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments) {
                                            "), so that every running request can decode in every step");
   }
   TRY_VOID(check_groupings(raw, options));
+  TRY(options.speculation.source, controlplane::parse_draft_source(raw.speculative));
   TRY_VOID(check_model(options));
   TRY_VOID(check_places(options));
   TRY_VOID(check_names(options));

@@ -49,6 +49,7 @@ struct Options {
   std::optional<kv::Split> prefill;
   std::optional<kv::DecodeWish> decode;
   std::optional<kv::IndexWish> index;
+  controlplane::Speculation speculation;  // for requests that do not say
 
   Duration hang_deadline = std::chrono::seconds(30);       // no rank moved; more for heavy plans
   Duration heartbeat_deadline = std::chrono::seconds(10);  // one worker's heartbeat stood still

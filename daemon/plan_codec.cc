@@ -30,10 +30,10 @@ void encode_span(const controlplane::Span& from, wire::Span* to) {
     to->mutable_input()->set_step(number(from.input_ref.step));
     to->mutable_input()->set_sample_index(from.input_ref.sample_index);
   }
-  to->set_sample(from.sample);
+  to->set_sample_rows(static_cast<uint32_t>(from.sample_rows));
   to->set_sample_index(from.sample_index);
   to->set_sampler_rank(static_cast<uint32_t>(from.sampler_rank));
-  if (from.sample) encode_sampling(from.sampling, to->mutable_sampling());
+  if (from.sample_rows > 0) encode_sampling(from.sampling, to->mutable_sampling());
   to->set_digest(from.digest);
 }
 

@@ -132,6 +132,13 @@ void RequestBook::step_done(const controlplane::Plan& plan, Duration took, Time 
   }
 }
 
+void RequestBook::drafts(const controlplane::DraftNotice& notice) {
+  RequestRecord* record = find(notice.request);
+  if (record == nullptr) return;
+  record->drafted_tokens += notice.drafted;
+  record->accepted_tokens += notice.accepted;
+}
+
 void RequestBook::token(const controlplane::TokenNotice& notice, Time now) {
   RequestRecord* record = find(notice.request);
   if (record == nullptr) return;
@@ -186,6 +193,9 @@ void fill_trace(const RequestRecord& record, const StoredBytes& stored, bool cha
   to->set_regroup_bytes(as_unsigned(record.regroup_bytes));
   to->set_regroups(as_unsigned(record.regroups));
   to->set_change_waits(change_waits);
+  to->set_speculative(controlplane::draft_source_name(record.drafts));
+  to->set_drafted_tokens(as_unsigned(record.drafted_tokens));
+  to->set_accepted_tokens(as_unsigned(record.accepted_tokens));
 }
 
 }  // namespace weft::daemon

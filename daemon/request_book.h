@@ -49,6 +49,8 @@ struct DecodePhase {
 struct RequestRecord {
   RequestId id{};
   controlplane::GroupingWish wish;
+  controlplane::DraftSource drafts = controlplane::DraftSource::kOff;
+  int64_t drafted_tokens = 0, accepted_tokens = 0;
   int64_t prompt_tokens = 0, max_tokens = 0, completion_tokens = 0;
   int64_t cached_tokens = 0, computed_tokens = 0;  // when it ended
   Time arrived{};
@@ -81,6 +83,8 @@ class RequestBook {
   // Bytes that a step moved into all ranks together, for one span and its copies. Before step_done.
   void crossed(const controlplane::Span& span, const kv::CrossedBytes& bytes);
   void step_done(const controlplane::Plan& plan, Duration took, Time now);
+  // How the drafts of the step just done fared.
+  void drafts(const controlplane::DraftNotice& notice);
   // A token that the step just done gave out.
   void token(const controlplane::TokenNotice& notice, Time now);
 

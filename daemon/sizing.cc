@@ -47,7 +47,7 @@ kv::ControlLimits control_limits(const controlplane::Limits& limits) {
   control.max_samples = limits.max_samples;
   // Upper bounds of the serialised messages: a span's fixed fields are below 160 bytes, a token 5, a copy 40;
   // a sample is below 32, a digest 64, a span's meter 128 bytes. Untouched pages of a ring cost nothing.
-  const int64_t spans = limits.max_samples + limits.max_running;
+  const int64_t spans = 2 * limits.max_running;
   control.plan_bytes_max = 4096 + spans * 160 + limits.max_step_rows * 5 + limits.max_copies() * 40;
   control.result_bytes_max =
       4096 + limits.max_samples * 32 + limits.max_step_rows * 64 + (spans + limits.max_running) * 128;
@@ -71,7 +71,9 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   limits.max_running = options.max_running;
   limits.max_waiting = options.max_waiting;
   limits.max_step_rows = options.max_step_rows;
-  limits.max_samples = options.max_running;
+  // Every row of a decode span is sampled.
+  limits.max_samples =
+      std::min(options.max_running * (1 + controlplane::kDraftTokensMax), options.max_step_rows);
   // Two for a sequence that changes its table, and as many again for those whose old table waits for
   // acknowledgements.
   limits.table_count = 3 * options.max_running;
@@ -89,6 +91,7 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   sizing.model.model_type = model.model_type();
   sizing.model.vocabulary = static_cast<int64_t>(model.vocabulary());
   sizing.model.max_context = limits.max_context;
+  sizing.model.speculation = options.speculation;
   sizing.model.eos_tokens.assign(model.eos_tokens().begin(), model.eos_tokens().end());
   sizing.cache_format =
       std::string(dtype_name(options.cache_dtype)) + "/" + std::to_string(options.block_tokens);

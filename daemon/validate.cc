@@ -53,6 +53,40 @@ Result<std::vector<uint32_t>> check_stop_tokens(const wire::GenerateRequest& req
   return stop;
 }
 
+Result<controlplane::Speculation> check_speculation(const wire::GenerateRequest& request,
+                                                    const ModelFacts& model) {
+  controlplane::Speculation speculation = model.speculation;
+  if (!request.speculative().empty()) {
+    auto source = controlplane::parse_draft_source(request.speculative());
+    if (!source) return with_field(source.error(), "speculative");
+    speculation.source = *source;
+  }
+  if (request.draft_tokens() > controlplane::kDraftTokensMax) {
+    return bad_field("draft_tokens", "must be at most " + std::to_string(controlplane::kDraftTokensMax) +
+                                         ", not " + std::to_string(request.draft_tokens()));
+  }
+  if (request.draft_tokens() > 0) {
+    if (!speculation.on()) return bad_field("draft_tokens", "needs a source of drafts (speculative)");
+    speculation.draft_tokens = request.draft_tokens();
+  }
+  const bool forced = speculation.source == controlplane::DraftSource::kForced;
+  if (forced != (request.forced_drafts_size() > 0)) {
+    return bad_field("forced_drafts",
+                     forced ? "missing: speculative is forced" : "needs speculative to be forced");
+  }
+  if (request.forced_drafts_size() > model.max_context) {
+    return error(ErrorCode::kTooLarge,
+                 std::to_string(request.forced_drafts_size()) + " given, more than the context of " +
+                     std::to_string(model.max_context),
+                 "forced_drafts");
+  }
+  for (int i = 0; i < request.forced_drafts_size(); ++i) {
+    TRY_VOID(check_token(request.forced_drafts(i), "forced_drafts", i, model));
+    speculation.forced.push_back(request.forced_drafts(i));
+  }
+  return speculation;
+}
+
 }  // namespace
 
 Result<void> validate_model(const std::string& name, const ModelFacts& model) {
@@ -111,6 +145,7 @@ Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, co
         std::to_string(request.cache_salt().size()) + " bytes, limit " + std::to_string(kSaltBytesMax),
         "cache_salt");
   }
+  TRY(checked.speculation, check_speculation(request, model));
   checked.use_prefix_cache = !request.no_prefix_cache();
   checked.digest = request.digest();
   checked.cache_salt = request.cache_salt();

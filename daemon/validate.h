@@ -21,6 +21,7 @@ struct ModelFacts {
   int64_t max_context = 0;
   std::vector<uint32_t> eos_tokens;
   bool has_tokenizer = false;
+  controlplane::Speculation speculation;  // the default
 };
 
 inline constexpr int kStopTokensMax = 64;
@@ -33,6 +34,7 @@ struct CheckedRequest {
   int64_t max_tokens = kDefaultMaxTokens;
   std::vector<uint32_t> stop_tokens;  // with the model's, unless ignore_eos
   controlplane::GroupingWish grouping;
+  controlplane::Speculation speculation;
   bool use_prefix_cache = true;
   bool digest = false;
   std::string cache_salt;

@@ -23,6 +23,7 @@ struct Marks {
   int64_t regroups = 0, moved = 0, thinned = 0, regroups_refused = 0, refused = 0, cancelled = 0, crashes = 0;
   int64_t abandoned = 0, internal = 0, numerical = 0, duplicates = 0, late = 0, input_refs = 0, mixed = 0,
           owned = 0;
+  int64_t all_hold = 0, some_hold = 0, none_holds = 0, drafts_end = 0;
 };
 
 // Each of them must have been taken, or the test proves little.
@@ -51,6 +52,10 @@ void expect_taken(const Marks& marks) {
   EXPECT_TAKEN(input_refs);
   EXPECT_TAKEN(mixed);
   EXPECT_TAKEN(owned);
+  EXPECT_TAKEN(all_hold);
+  EXPECT_TAKEN(some_hold);
+  EXPECT_TAKEN(none_holds);
+  EXPECT_TAKEN(drafts_end);
 #undef EXPECT_TAKEN
   std::cerr << marks.plans << " plans, " << marks.rows << " rows, " << marks.finished << " finished, "
             << marks.hits << " with a prefix hit, " << marks.evictions << " evictions, " << marks.copies
@@ -97,6 +102,7 @@ class Driver {
     RequestArrived arrival;
     int64_t answered = 0;
     bool cancelled = false;
+    int64_t accepted = 0;  // drafts
     bool abandoned_alone = false;
   };
   struct Executed {
@@ -215,9 +221,25 @@ class Driver {
     const int64_t nan_row = chance(4) ? length - 1 + below(arrival.max_tokens) : -1;
     Truth truth = truth_of(salt, arrival.prompt, arrival.max_tokens, arrival.stop_tokens, nan_row);
     if (chance(2)) truth.poison_row = below(static_cast<int64_t>(truth.tokens.size()));
+    arrival.speculation = random_speculation(truth);
     workers_.add(arrival.request, truth);
     live_[arrival.request].arrival = arrival;
     feed(arrival);
+  }
+
+  Speculation random_speculation(const Truth& truth) {
+    Speculation out;
+    out.source = static_cast<DraftSource>(below(3));
+    if (out.on()) out.draft_tokens = 1 + below(6);
+    if (out.source != DraftSource::kForced) return out;
+    // The answer as it will be, with some guesses wrong, and perhaps more than there will be.
+    out.forced.assign(truth.tokens.begin() + truth.prompt, truth.tokens.end());
+    const int64_t wrong = std::array{0, 10, 40, 100}[static_cast<size_t>(below(4))];
+    for (uint32_t& token : out.forced) {
+      if (chance(wrong)) token = static_cast<uint32_t>(below(kVocabulary));
+    }
+    for (int64_t more = below(4); more > 0; --more) out.forced.push_back(0);
+    return out;
   }
 
   std::optional<RequestId> any_live() {
@@ -264,9 +286,10 @@ class Driver {
       ASSERT_GE(span.rows, 1);
       ASSERT_TRUE(span.has_input_ref ? span.tokens.empty() && span.rows == 1
                                      : static_cast<int64_t>(span.tokens.size()) == span.rows);
-      if (span.sample) {
-        ASSERT_TRUE(samples.insert(span.sample_index).second);
-        ASSERT_LT(span.sample_index, limits_.max_samples);
+      ASSERT_TRUE(span.prefill ? span.sample_rows <= 1 : span.sample_rows == span.rows);
+      for (int64_t i = 0; i < span.sample_rows; ++i) {
+        ASSERT_TRUE(samples.insert(span.sample_index + static_cast<uint32_t>(i)).second);
+        ASSERT_LT(span.sample_index + i, limits_.max_samples);
         ASSERT_LT(span.sampler_rank, limits_.rank_count);
       }
       (span.prefill ? prefill : decode) += span.rows;
@@ -302,9 +325,10 @@ class Driver {
   StepAcknowledged acknowledgement(const Executed& done, int rank) {
     StepAcknowledged ack{done.plan.step, rank, {}};
     for (const Span& span : done.plan.spans) {
-      if (!span.sample || span.sampler_rank != rank) continue;
+      if (span.sampler_rank != rank) continue;
       for (const Sample& sample : done.samples) {
-        if (sample.sample_index == span.sample_index) ack.samples.push_back(sample);
+        const int64_t row = int64_t{sample.sample_index} - span.sample_index;
+        if (row >= 0 && row < span.sample_rows) ack.samples.push_back(sample);
       }
     }
     return ack;
@@ -378,6 +402,16 @@ class Driver {
     ASSERT_EQ(notice.index, live.answered++);
     ASSERT_EQ(notice.token, truth.tokens.at(static_cast<size_t>(truth.prompt + notice.index)));
   }
+  void on(const DraftNotice& notice) {
+    const Live& live = live_.at(notice.request);
+    ASSERT_TRUE(live.arrival.speculation.on());
+    ASSERT_LE(notice.drafted, live.arrival.speculation.draft_tokens);
+    ASSERT_EQ(notice.start, workers_.truth(notice.request).prompt + live.answered - 1);
+    ++(notice.accepted == 0                ? marks_.none_holds
+       : notice.accepted == notice.drafted ? marks_.all_hold
+                                           : marks_.some_hold);
+    live_.at(notice.request).accepted += notice.accepted;
+  }
   void on(const PrefillNotice& notice) {
     ASSERT_LE(notice.done, notice.total);
     ASSERT_EQ(notice.total, workers_.truth(notice.request).prompt);
@@ -402,6 +436,9 @@ class Driver {
     const Truth& truth = workers_.truth(notice.request);
     live_.erase(found);
     ASSERT_EQ(notice.completion_tokens, live.answered);
+    ASSERT_EQ(notice.accepted_tokens, live.accepted);
+    ASSERT_LE(notice.accepted_tokens, notice.drafted_tokens);
+    marks_.drafts_end += live.accepted > 0 && notice.reason == FinishReason::kStop ? 1 : 0;
     ASSERT_EQ(notice.prompt_tokens, truth.prompt);
     ASSERT_TRUE(live.arrival.use_prefix_cache || notice.cached_tokens == 0);
     marks_.hits += notice.cached_tokens > 0 ? 1 : 0;

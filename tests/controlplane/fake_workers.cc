@@ -110,22 +110,31 @@ std::vector<Sample> FakeWorkers::execute(const Plan& plan, int64_t writes_limit)
   std::vector<Sample> samples;
   for (const Span& span : plan.spans) {
     const Truth& truth = truths_.at(span.request);
-    run_rows(span, truth, writes_left);
+    const std::vector<uint64_t> histories = run_rows(span, truth, writes_left);
     if (writes_left < 0) return {};
-    const int64_t last = span.start + span.rows - 1;
-    const bool wasted = last >= static_cast<int64_t>(truth.tokens.size());
-    if (!wasted) check_reads(span, truth);
-    if (!span.sample) continue;
-    Sample sample{span.request, span.sample_index, 0, false};
-    if (!wasted && last == truth.nan_row) {
-      sample.not_finite = true;
-    } else if (!wasted) {
-      sample.token = token_of(truth.histories[static_cast<size_t>(last)]);
-    }
-    token_table_[{plan.step, span.sample_index}] = sample.token;
-    samples.push_back(sample);
+    sample_rows(plan, span, truth, histories, samples);
   }
   return samples;
+}
+
+void FakeWorkers::sample_rows(const Plan& plan, const Span& span, const Truth& truth,
+                              const std::vector<uint64_t>& histories, std::vector<Sample>& samples) {
+  // Rows up to the first draft that does not hold, or the first that a request which has ended wastes.
+  int64_t right = 0;
+  while (right < span.rows && span.start + right < std::ssize(truth.histories) &&
+         histories[static_cast<size_t>(right)] == truth.histories[static_cast<size_t>(span.start + right)])
+    ++right;
+  check_reads(span, truth, span.start + right);
+  for (int64_t row = span.rows - span.sample_rows; row < span.rows; ++row) {
+    const auto cell = span.sample_index + static_cast<uint32_t>(row - (span.rows - span.sample_rows));
+    const uint64_t history = histories[static_cast<size_t>(row)];
+    Sample sample{span.request, cell, token_of(history), false};
+    // What a wrong draft comes to may be anything.
+    sample.not_finite = row < right ? span.start + row == truth.nan_row : history % 5 == 0;
+    if (sample.not_finite) sample.token = 0;
+    token_table_[{plan.step, cell}] = sample.token;
+    samples.push_back(sample);
+  }
 }
 
 uint64_t FakeWorkers::history_before(const Span& span, const Truth& truth) {
@@ -142,16 +151,23 @@ uint64_t FakeWorkers::history_before(const Span& span, const Truth& truth) {
   return *history;
 }
 
-void FakeWorkers::run_rows(const Span& span, const Truth& truth, int64_t& writes_left) {
+std::vector<uint64_t> FakeWorkers::run_rows(const Span& span, const Truth& truth, int64_t& writes_left) {
   const int64_t block_tokens = limits_.geometry.block_tokens;
   uint64_t history = history_before(span, truth);
+  std::vector<uint64_t> histories;
+  bool drafts_hold = true;
   for (int64_t i = 0; i < span.rows; ++i) {
     const int64_t position = span.start + i;
     const uint32_t token = span.has_input_ref
                                ? token_table_.at({span.input_ref.step, span.input_ref.sample_index})
                                : span.tokens.at(static_cast<size_t>(i));
     history = extend_history(history, token);
-    if (position < static_cast<int64_t>(truth.tokens.size())) {
+    histories.push_back(history);
+    const bool draft = !span.prefill && i > 0;
+    if (draft)
+      drafts_hold = drafts_hold && position < std::ssize(truth.tokens) &&
+                    token == truth.tokens[static_cast<size_t>(position)];
+    if (drafts_hold && position < static_cast<int64_t>(truth.tokens.size())) {
       CHECK_EQ(token, truth.tokens[static_cast<size_t>(position)]);
       CHECK_EQ(history, truth.histories[static_cast<size_t>(position)]);
     }
@@ -161,14 +177,14 @@ void FakeWorkers::run_rows(const Span& span, const Truth& truth, int64_t& writes
       if (--writes_left < 0) return;
       page[static_cast<size_t>(position % block_tokens)] = {part, position, history};
     });
-    if (writes_left < 0) return;
+    if (writes_left < 0) return histories;
   }
+  return histories;
 }
 
 // Every page that the table names holds the right rows, and every reader has the blocks it reads.
-void FakeWorkers::check_reads(const Span& span, const Truth& truth) {
+void FakeWorkers::check_reads(const Span& span, const Truth& truth, int64_t end) {
   const int64_t block_tokens = limits_.geometry.block_tokens;
-  const int64_t end = span.start + span.rows;
   for (int64_t block = 0; block * block_tokens < end; ++block) {
     check_readers(span, block);
     for_each_page(span, block, [&](int part, int rank, const Page& page) {

@@ -1,7 +1,8 @@
 // Workers that execute plans against a toy memory and check every byte a real worker would read.
 //
 // A slot holds (part, position, history), where history is a hash of all tokens up to that position: what
-// attention would make of them. A row reads the history before it out of the pages its table names, so a page
+// attention would make of them. Drafts that do not hold run like any row and leave their histories in the
+// slots. A row reads the history before it out of the pages its table names, so a page
 // that was reused, never copied, or belongs to another prefix shows at once. The token a row samples is a
 // function of its history; truth_of() computes the same answer directly from the prompt.
 #pragma once
@@ -68,8 +69,11 @@ class FakeWorkers {
   template <typename F>
   void for_each_page(const Span& span, int64_t block, F f);
   uint64_t history_before(const Span& span, const Truth& truth);
-  void run_rows(const Span& span, const Truth& truth, int64_t& writes_left);
-  void check_reads(const Span& span, const Truth& truth);
+  // The history after each row.
+  std::vector<uint64_t> run_rows(const Span& span, const Truth& truth, int64_t& writes_left);
+  void sample_rows(const Plan& plan, const Span& span, const Truth& truth,
+                   const std::vector<uint64_t>& histories, std::vector<Sample>& samples);
+  void check_reads(const Span& span, const Truth& truth, int64_t end);
   void check_readers(const Span& span, int64_t block);
 
   const Limits& limits_;

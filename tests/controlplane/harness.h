@@ -52,6 +52,7 @@ class Harness {
   struct Outcome {
     std::vector<uint32_t> tokens;
     std::vector<int64_t> prefill_done;
+    std::vector<DraftNotice> drafts;
     std::optional<FinishedNotice> finished;
   };
 
@@ -136,6 +137,8 @@ class Harness {
     if (const auto* token = std::get_if<TokenNotice>(&notice)) {
       EXPECT_EQ(token->index, static_cast<int64_t>(outcomes[token->request].tokens.size()));
       outcomes[token->request].tokens.push_back(token->token);
+    } else if (const auto* drafts = std::get_if<DraftNotice>(&notice)) {
+      outcomes[drafts->request].drafts.push_back(*drafts);
     } else if (const auto* prefill = std::get_if<PrefillNotice>(&notice)) {
       outcomes[prefill->request].prefill_done.push_back(prefill->done);
     } else if (const auto* finished = std::get_if<FinishedNotice>(&notice)) {

@@ -206,7 +206,7 @@ TEST(PrefixCache, FullHitRunsOnlyTheLastRowAgainWithoutWriting) {
     EXPECT_EQ(plan.spans[0].start, 15);
     EXPECT_EQ(plan.spans[0].rows, 1);
     EXPECT_TRUE(plan.spans[0].no_write);
-    EXPECT_TRUE(plan.spans[0].sample);
+    EXPECT_EQ(plan.spans[0].sample_rows, 1);
     h.run_oldest();
     const Plan next = h.plan().value();
     EXPECT_FALSE(next.spans[0].no_write);

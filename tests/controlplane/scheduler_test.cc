@@ -20,13 +20,13 @@ TEST(Scheduler, CutsPromptsIntoTheBudgetInOrder) {
   const RequestId a = h.submit(text(1, 30), 4), b = h.submit(text(2, 30), 4);
   const Plan first = h.plan().value();
   EXPECT_EQ(span_of(first, a)->rows, 20);
-  EXPECT_FALSE(span_of(first, a)->sample);
+  EXPECT_EQ(span_of(first, a)->sample_rows, 0);
   EXPECT_EQ(span_of(first, b), nullptr);
   h.run_oldest();
   const Plan second = h.plan().value();
   EXPECT_EQ(span_of(second, a)->start, 20);
   EXPECT_EQ(span_of(second, a)->rows, 10);
-  EXPECT_TRUE(span_of(second, a)->sample);
+  EXPECT_EQ(span_of(second, a)->sample_rows, 1);
   EXPECT_EQ(span_of(second, b)->rows, 10);
   h.run_oldest();
   const Plan third = h.plan().value();

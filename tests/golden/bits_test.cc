@@ -92,6 +92,36 @@ TEST(Sampled, TheSameTokensUnderEveryGrouping) {
   EXPECT_EQ(bad, 0);
 }
 
+// Drafts of a script, of which all hold, some or none, over block boundaries.
+class Drafted : public ::testing::TestWithParam<Setting> {};
+
+TEST_P(Drafted, TheSameBitsAndTokensUnderEveryGrouping) {
+  for (const bool sampled : {false, true}) {
+    BitsModel model = bits_model(GetParam());
+    model.answer_tokens = 40;
+    if (sampled) model.sampling = {0.9f, 40, 0.95f, 20'240'611};
+    BitsHarness harness(model);
+    int64_t bad = 0;
+    for (const int ranks : {1, 2, 4, 8}) {
+      for (const Drafts drafts : {Drafts::kAll, Drafts::kSome, Drafts::kNone}) {
+        std::vector<BitsCase> all = cases_of(ranks, 64, has_index(GetParam()));
+        for (BitsCase& one : all) one.drafts = drafts;
+        bad += harness.mismatches_batched(all);
+        for (size_t i = static_cast<size_t>(drafts); i < all.size(); i += 9)
+          bad += harness.mismatches_alone(all[i]);
+      }
+    }
+    EXPECT_EQ(bad, 0);
+    std::printf("%lld rows compared\n", static_cast<long long>(harness.rows_compared()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Drafted,
+                         ::testing::Values(Setting{"glm_moe_dsa", DType::kF32},
+                                           Setting{"deepseek_v3", DType::kBF16},
+                                           Setting{"qwen3_moe", DType::kF32}),
+                         setting_name);
+
 class BigBlocks : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(BigBlocks, TheSameBits) {

@@ -115,6 +115,12 @@ class Chaos : public testing::TestWithParam<Setting> {
     made.set_index(random.below(2) == 0 ? "copied" : "split");
     made.set_no_prefix_cache(random.below(4) == 0 || s.promise == Setting::kOwnBits);
     if (random.below(3) == 0) {
+      made.set_speculative("forced");  // right by chance at best, but for a text that repeats itself
+      for (uint32_t i = 0; i < answer; ++i) {
+        made.add_forced_drafts(static_cast<uint32_t>(random.below(kVocabulary)));
+      }
+    }
+    if (random.below(3) == 0) {
       made.set_temperature(0.9f);
       made.set_top_p(0.95f);
       made.set_seed(kind);

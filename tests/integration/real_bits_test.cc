@@ -26,9 +26,11 @@ const char* const kPrefills[] = {"none", "zigzag", "interleave"};
 const char* const kDecodes[] = {"tp", "dp", "dcp(2)", "dcp(4)", "dcp(8)"};
 const char* const kIndexes[] = {"copied", "split"};
 
-// Axis values by number: workers, chunk, prefill, decode, index, with others, prefix hit, regrouped.
-constexpr size_t kAxes = 8;
-constexpr std::array<int, kAxes> kSizes = {4, 3, 3, 5, 2, 2, 2, 2};
+const char* const kDrafts[] = {"", " drafts that hold", " drafts of which some hold"};
+
+// Axis values by number: workers, chunk, prefill, decode, index, with others, prefix hit, regrouped, drafts.
+constexpr size_t kAxes = 9;
+constexpr std::array<int, kAxes> kSizes = {4, 3, 3, 5, 2, 2, 2, 2, 3};
 using Way = std::array<int, kAxes>;
 
 bool possible(const Way& way) {
@@ -40,7 +42,8 @@ bool possible(const Way& way) {
 std::string name(const Way& way) {
   return "W=" + std::to_string(kWorkers[way[0]]) + " chunk=" + kChunks[way[1]] +
          " prefill=" + kPrefills[way[2]] + " decode=" + kDecodes[way[3]] + " index=" + kIndexes[way[4]] +
-         (way[5] ? " with others" : " alone") + (way[6] ? " prefix hit" : "") + (way[7] ? " regrouped" : "");
+         (way[5] ? " with others" : " alone") + (way[6] ? " prefix hit" : "") + (way[7] ? " regrouped" : "") +
+         kDrafts[way[8]];
 }
 
 // (axis, value, axis, value) of every pair in a way.
@@ -97,6 +100,7 @@ struct Digests {
   uint64_t cached = 0;
   uint64_t switch_bytes = 0;
   int regroups = 0;
+  uint64_t drafted = 0, accepted = 0;
 };
 
 std::vector<uint32_t> prompt_tokens(uint64_t seed, uint64_t vocabulary) {
@@ -117,6 +121,14 @@ wire::GenerateRequest request_of(const std::vector<uint32_t>& prompt, const Way&
   request.set_digest(true);
   request.set_no_prefix_cache(!prefix_cache);
   return request;
+}
+
+// A script made of the answer itself, every third guess of which may be wrong.
+void add_drafts(wire::GenerateRequest& request, std::vector<uint32_t> answer, bool some_wrong) {
+  for (size_t i = 2; some_wrong && i < answer.size(); i += 3) answer[i] ^= 1;
+  request.set_speculative("forced");
+  request.set_draft_tokens(3);
+  request.mutable_forced_drafts()->Add(answer.begin(), answer.end());
 }
 
 // The decode groupings a regroup goes through, all different from each other where W allows it.
@@ -142,6 +154,8 @@ Digests run(Daemon& daemon, wire::GenerateRequest request, const Way& way) {
       EXPECT_EQ(reply.finished().reason(), "length") << reply.finished().error().message();
       out.cached = reply.finished().usage().cached_tokens();
       out.switch_bytes = reply.finished().trace().switch_bytes();
+      out.drafted = reply.finished().trace().drafted_tokens();
+      out.accepted = reply.finished().trace().accepted_tokens();
       return out;
     }
     if (!reply.has_token()) continue;
@@ -214,13 +228,13 @@ TEST_P(RealBits, ACoveringSetOfWaysGivesTheSameDigests) {
     wire::GenerateRequest request = request_of(prompt, way, way[6] != 0);
     // A salt of its own: what hits is what this way has put there.
     request.set_cache_salt(name(way));
-    if (way[6]) (void)run(*daemon, request, {way[0], way[1], way[2], way[3], way[4], 0, 0, 0});
+    if (way[6]) (void)run(*daemon, request, {way[0], way[1], way[2], way[3], way[4], 0, 0, 0, 0});
     // Company under every grouping, started before and still running when the request under test comes.
     std::vector<client::Client> others;
     std::vector<uint64_t> tags;
     if (way[5]) {
       for (int decode = 0; decode < 5; ++decode) {
-        const Way other = {way[0], way[1], decode % 3, decode, decode % 2, 1, 0, 0};
+        const Way other = {way[0], way[1], decode % 3, decode, decode % 2, 1, 0, 0, 0};
         if (!possible(other)) continue;
         wire::GenerateRequest company =
             request_of(prompt_tokens(100 + static_cast<uint64_t>(decode), 500), other, false);
@@ -229,7 +243,11 @@ TEST_P(RealBits, ACoveringSetOfWaysGivesTheSameDigests) {
         tags.push_back(others.back().start(company).value());
       }
     }
+    if (way[8]) add_drafts(request, reference.tokens, way[8] == 2);
     const Digests got = run(*daemon, request, way);
+    EXPECT_EQ(got.drafted > 0, way[8] != 0);
+    EXPECT_EQ(got.accepted > 0, way[8] != 0);
+    EXPECT_EQ(got.accepted < got.drafted, way[8] == 2);
     EXPECT_EQ(got.tokens, reference.tokens);
     EXPECT_EQ(got.cached, way[6] ? static_cast<uint64_t>(kPrompt / kBlock * kBlock) : 0u);
     EXPECT_EQ(got.switch_bytes, 0u);

@@ -56,6 +56,35 @@ TEST(Recovery, AllWorkersStopInTheMiddleOfARequest) {
   EXPECT_EQ(daemon.status().worker_restarts(), 8u);
 }
 
+// Drafts are being verified, some of which hold, while a worker is killed again and again.
+TEST(Recovery, AWorkerIsKilledWhileDraftsAreVerified) {
+  Daemon daemon(arguments("60"));
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  for (const char* decode : {"dcp(4)", "tp", "dp"}) {
+    auto request = question(3000, 60, decode);
+    const Answer undisturbed = run_request(client, request);
+    request.set_speculative("forced");
+    for (size_t i = 0; i < undisturbed.tokens.size(); ++i)
+      request.add_forced_drafts(undisturbed.tokens[i] ^ (i % 5 == 4 ? 1u : 0u));
+    client::StreamHandlers handlers;
+    uint64_t next_kill = 10;
+    handlers.token = [&](const wire::TokenEvent& event) {
+      if (event.index() < next_kill) return;
+      next_kill += 20;
+      const auto workers = daemon.workers();
+      ::kill(static_cast<pid_t>(workers[next_kill / 20 % 4].pid()), SIGKILL);
+    };
+    const Answer answer = run_request(client, request, handlers);
+    EXPECT_EQ(answer.tokens, undisturbed.tokens) << decode;
+    EXPECT_EQ(answer.finished.reason(), "length");
+    EXPECT_GT(answer.finished.trace().accepted_tokens(), 0u);
+    EXPECT_LT(answer.finished.trace().accepted_tokens(), answer.finished.trace().drafted_tokens());
+  }
+  EXPECT_GE(daemon.status().worker_restarts(), 3u);
+  EXPECT_GT(daemon.status().accepted_tokens(), 0u);
+}
+
 // It gets the allowance of its step, which the hang deadline scales, and no fixed time.
 TEST(Recovery, ASurvivorThatStaysInItsStepIsReplaced) {
   Daemon daemon(arguments("1.5"));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 
@@ -13,7 +14,8 @@ namespace weft::test {
 std::string BitsCase::name() const {
   return "W=" + std::to_string(ranks) + " prefill=" + kv::split_name(prefill) +
          " decode=" + kv::decode_name(decode) + " index=" + kv::index_name(index) +
-         " chunk=" + (chunk == 0 ? "all" : std::to_string(chunk)) + (regrouped ? " regrouped" : "");
+         " chunk=" + (chunk == 0 ? "all" : std::to_string(chunk)) + (regrouped ? " regrouped" : "") +
+         std::array{"", " all drafts", " some drafts", " no draft"}[static_cast<size_t>(drafts)];
 }
 
 std::vector<kv::DecodeWish> decodes_of(int ranks) {
@@ -110,6 +112,12 @@ RequestOptions BitsHarness::request_options(const BitsCase& one, bool prefix_cac
   options.max_tokens = model_.answer_tokens;
   options.sampling = model_.sampling;
   options.use_prefix_cache = prefix_cache;
+  if (one.drafts == Drafts::kOff) return options;
+  options.speculation = {controlplane::DraftSource::kForced, 5, reference_tokens_};
+  for (size_t i = 0; i < reference_tokens_.size(); ++i) {
+    if (one.drafts == Drafts::kNone || (one.drafts == Drafts::kSome && i % 3 == 2))
+      options.speculation.forced[i] ^= 1;
+  }
   return options;
 }
 
@@ -136,11 +144,23 @@ void BitsHarness::drive(LocalEngine& engine, const std::vector<std::pair<Request
   for (const auto& [request, one] : requests) {
     const RequestOutcome& outcome = engine.outcome(request);
     EXPECT_TRUE(outcome.finished) << one.name();
+    expect_drafts(engine, request, one);
     if (!one.regrouped) continue;
     EXPECT_EQ(outcome.regroups.size(), std::size(turns)) << one.name();
     for (const auto& notice : outcome.regroups)
       EXPECT_EQ(notice.error.code, ErrorCode::kOk) << notice.error.text();
   }
+}
+
+// The script did what it was to do.
+void BitsHarness::expect_drafts(LocalEngine& engine, RequestId request, const BitsCase& one) {
+  const controlplane::FinishedNotice& notice = engine.outcome(request).notice;
+  EXPECT_EQ(notice.drafted_tokens > 0, one.drafts != Drafts::kOff) << one.name();
+  EXPECT_EQ(notice.accepted_tokens > 0, one.drafts == Drafts::kAll || one.drafts == Drafts::kSome)
+      << one.name();
+  EXPECT_EQ(notice.accepted_tokens == notice.drafted_tokens,
+            one.drafts == Drafts::kAll || one.drafts == Drafts::kOff)
+      << one.name();
 }
 
 int64_t BitsHarness::compare(LocalEngine& engine, RequestId request, const std::string& what, int64_t from) {

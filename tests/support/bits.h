@@ -11,6 +11,9 @@
 
 namespace weft::test {
 
+// Which guesses of a script hold: all, all but every third, none.
+enum class Drafts : uint8_t { kOff, kAll, kSome, kNone };
+
 struct BitsCase {
   int ranks = 1;
   kv::Split prefill = kv::Split::kShared;
@@ -18,6 +21,7 @@ struct BitsCase {
   kv::IndexWish index;
   int64_t chunk = 0;       // 0: all at once
   bool regrouped = false;  // thinned and widened while decoding, in mid-block
+  Drafts drafts = Drafts::kOff;
   std::string name() const;
 };
 
@@ -52,6 +56,7 @@ class BitsHarness {
  private:
   EngineOptions engine_options(int ranks, int64_t chunk, int64_t requests) const;
   RequestOptions request_options(const BitsCase& one, bool prefix_cache) const;
+  void expect_drafts(LocalEngine& engine, RequestId request, const BitsCase& one);
   int64_t compare(LocalEngine& engine, RequestId request, const std::string& what, int64_t from);
   // Sends the regroups of a case when its request has answered enough tokens.
   void drive(LocalEngine& engine, const std::vector<std::pair<RequestId, BitsCase>>& requests);

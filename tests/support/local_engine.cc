@@ -27,7 +27,7 @@ controlplane::Limits limits_of(const LocalModel& model, const EngineOptions& opt
   limits.table_count = options.workers.table_count;
   limits.max_running = options.workers.table_count / 2;
   limits.max_step_rows = options.workers.max_step_rows;
-  limits.max_samples = std::min<int64_t>(256, options.workers.max_step_rows);
+  limits.max_samples = options.workers.max_step_rows;
   limits.max_chunk_rows = options.max_chunk_rows;
   limits.plans_in_flight = options.plans_in_flight;
   controlplane::validate(limits).value();
@@ -51,6 +51,7 @@ RequestId LocalEngine::submit(const std::vector<uint32_t>& prompt, const Request
   event.max_tokens = options.max_tokens;
   event.stop_tokens = options.stop_tokens;
   event.grouping = options.grouping;
+  event.speculation = options.speculation;
   event.use_prefix_cache = options.use_prefix_cache;
   event.digest = options.digest;
   events_.push_back(event);
@@ -72,6 +73,9 @@ void LocalEngine::notice(const controlplane::Notice& notice) {
     RequestOutcome& outcome = outcomes_[token->request];
     ASSERT_EQ(token->index, std::ssize(outcome.tokens));
     outcome.tokens.push_back(token->token);
+  } else if (const auto* drafts = std::get_if<controlplane::DraftNotice>(&notice)) {
+    workers_.forget_logits(number(drafts->request), drafts->start + drafts->accepted + 1,
+                           drafts->start + drafts->drafted + 1);
   } else if (const auto* finished = std::get_if<controlplane::FinishedNotice>(&notice)) {
     outcomes_[finished->request].finished = true;
     outcomes_[finished->request].notice = *finished;

@@ -28,6 +28,7 @@ struct RequestOptions {
   controlplane::SamplingParams sampling;
   int64_t max_tokens = 8;
   std::vector<uint32_t> stop_tokens;
+  controlplane::Speculation speculation;
   bool digest = true;
   bool use_prefix_cache = true;
   std::string salt;

@@ -54,6 +54,10 @@ class LocalWorkers {
   // Every row of logits that was asked for, by (request, position). A row computed twice must be equal.
   const std::map<std::pair<uint64_t, int64_t>, std::vector<float>>& logits() const { return logits_; }
   void clear_logits() { logits_.clear(); }
+  // Those of positions first … end − 1: rows of drafts that did not hold will be computed again.
+  void forget_logits(uint64_t request, int64_t first, int64_t end) {
+    logits_.erase(logits_.lower_bound({request, first}), logits_.lower_bound({request, end}));
+  }
   void keep_logits(bool keep) { keep_logits_ = keep; }
 
  private:

@@ -96,7 +96,7 @@ wire::StepPlan plan_of(const kv::CostSpan& span, uint64_t step, bool digest, int
     return static_cast<uint32_t>(mix64(static_cast<uint64_t>(position))) % static_cast<uint32_t>(vocabulary);
   });
   wire::Span* out = plan.mutable_spans(0);
-  out->set_sample(span.head_rows > 0);
+  out->set_sample_rows(span.head_rows > 0 ? 1 : 0);
   out->set_digest(digest);
   out->set_sampler_rank(static_cast<uint32_t>(span.sampler));
   return plan;

@@ -63,7 +63,7 @@ wire::StepPlan random_plan(SplitMix64& random, int ranks) {
       if (random.below(2) == 0)
         span->set_index_c(static_cast<uint32_t>(divisors[random.below(divisors.size())]));
     }
-    span->set_sample(random.below(2) == 0);
+    span->set_sample_rows(static_cast<uint32_t>(random.below(std::min<uint64_t>(span->rows(), 4) + 1)));
     span->set_digest(random.below(4) == 0);
     span->set_sampler_rank(static_cast<uint32_t>(random.below(static_cast<uint64_t>(ranks))));
   }

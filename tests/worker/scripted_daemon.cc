@@ -185,7 +185,7 @@ wire::StepPlan ScriptedDaemon::plan(uint64_t step, uint64_t start, uint32_t rows
   for (uint64_t position = start; position < start + rows; ++position) {
     span->add_tokens(static_cast<uint32_t>(mix64(position) % description_.vocabulary()));
   }
-  span->set_sample(true);
+  span->set_sample_rows(1);
   span->set_digest(true);
   return plan;
 }

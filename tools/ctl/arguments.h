@@ -51,6 +51,8 @@ struct Arguments {
   bool no_prefix_cache = false;
   std::string cache_salt;
   uint32_t credit = 0;
+  std::string speculative;
+  uint32_t draft_tokens = 0;
   bool stats = false;
 
   bool json() const { return output == "json"; }

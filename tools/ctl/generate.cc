@@ -64,6 +64,8 @@ Result<wire::GenerateRequest> request_of(Context& context) {
   request.set_no_prefix_cache(a.no_prefix_cache);
   request.set_cache_salt(a.cache_salt);
   request.set_credit(a.credit);
+  request.set_speculative(a.speculative);
+  request.set_draft_tokens(a.draft_tokens);
   return request;
 }
 

@@ -27,6 +27,11 @@ std::string groupings(const std::string& prefill, const std::string& decode, con
   return "prefill " + prefill + ", decode " + decode + ", index " + index;
 }
 
+std::string drafting(const wire::StatusReply& status) {
+  if (status.speculative().empty() || status.speculative() == "off") return "";
+  return ", drafts by " + status.speculative() + " (" + std::to_string(status.draft_tokens()) + ")";
+}
+
 std::string pools_text(const wire::StatusReply& status, const Terminal& terminal) {
   if (status.pools().empty()) return "";
   Table table({{"rank", true},
@@ -163,6 +168,15 @@ std::string costs_text(const wire::ExplainReply& reply, const Terminal& terminal
 
 }  // namespace
 
+std::string drafts_text(uint64_t drafted, uint64_t accepted) {
+  return drafted == 0 ? "" : count(accepted) + " of " + count(drafted) + " held";
+}
+
+std::string drafts_text(const wire::Trace& trace) {
+  const std::string text = drafts_text(trace.drafted_tokens(), trace.accepted_tokens());
+  return text.empty() ? "" : text + " (" + trace.speculative() + ")";
+}
+
 Cell state_cell(const std::string& state) {
   if (state == "ready" || state == "decode" || state == "prefill") return {state, Style::kGood};
   if (state == "stop" || state == "length") return {"finished (" + state + ")", Style::kDim};
@@ -212,13 +226,14 @@ std::string status_view(const wire::StatusReply& status, const Terminal& termina
              {"model", model_line(status)},
              {"workers", workers},
              {"up", human_time(status.uptime_ns())},
-             {"defaults", groupings(status.prefill(), status.decode(), status.index())},
+             {"defaults", groupings(status.prefill(), status.decode(), status.index()) + drafting(status)},
              {"requests", count(status.running()) + " running, " + count(status.waiting()) + " waiting, " +
                               count(status.finished()) + " finished, " + count(status.cancelled()) +
                               " cancelled, " + count(status.failed()) + " failed"},
              {"tokens", count(status.computed_prompt_tokens()) + " of prompts computed, " +
                             count(status.cached_tokens()) + " from the prefix cache, " +
                             count(status.generated_tokens()) + " generated"},
+             {"drafts", drafts_text(status.drafted_tokens(), status.accepted_tokens())},
              {"steps", count(status.steps())},
              {"block", std::to_string(status.block_tokens()) + " tokens"},
              {"pool", status.pool_tokens() > 0 ? count(status.pool_tokens()) + " tokens per rank" : ""},
@@ -284,6 +299,7 @@ std::string explain_view(const wire::ExplainReply& reply, const Terminal& termin
                             " from the prefix cache"},
              {"generated", count(status.completion_tokens()) + " of at most " + count(status.max_tokens())},
              {"asked for", groupings(status.prefill(), status.decode(), status.index())},
+             {"drafts", drafts_text(trace)},
              {"queued", human_time(trace.queued_ns())},
              {"switch", trace.decode_steps() > 0 ? moved_at_switch : ""},
              {"regrouped", regrouped_text(reply)}},
@@ -302,7 +318,8 @@ std::string stats_view(const wire::Finished& finished, const Terminal& terminal)
   return "request " + std::to_string(finished.request()) + ", " + state_cell(finished.reason()).text + ": " +
          count(usage.prompt_tokens()) + " prompt tokens, " + count(usage.cached_tokens()) +
          " from the prefix cache, " + count(usage.completion_tokens()) + " generated\n" +
-         phases_text(finished.trace(), usage.computed_tokens(), terminal);
+         phases_text(finished.trace(), usage.computed_tokens(), terminal) +
+         (finished.trace().drafted_tokens() == 0 ? "" : "drafts: " + drafts_text(finished.trace()) + "\n");
 }
 
 std::string regroup_view(const wire::RegroupReply& reply, bool defaults, bool dry_run,

@@ -27,6 +27,9 @@ Cell state_cell(const std::string& state);
 // "tp, index split").
 std::string prefill_text(const wire::Trace& trace);
 std::string decode_text(const wire::DecodeTrace& decode);
+// "12 of 40 held", and "… (lookup)"; empty where there were no drafts.
+std::string drafts_text(uint64_t drafted, uint64_t accepted);
+std::string drafts_text(const wire::Trace& trace);
 // What the figures of decoding leave out; a line.
 inline constexpr char kFirstTokenNote[] =
     "The first token of an answer comes from prefill; decode counts the others.\n";

@@ -32,6 +32,13 @@ void add_options(CLI::App& app, DemoOptions& options, weft::ctl::Arguments& argu
       ->type_name("GROUPING");
   app.add_option("--index", arguments.index, "index keys: copied, split, split4 (default: the daemon's)")
       ->type_name("MODE");
+  app.add_option("--speculative", arguments.speculative, "where drafts come from (default: the daemon's)")
+      ->type_name("SOURCE")
+      ->check(one_of({"off", "lookup"}));
+  app.add_option("--draft-tokens", arguments.draft_tokens,
+                 "drafts in one step at most (default: the daemon's)")
+      ->type_name("K")
+      ->check(decimal<uint32_t>());
   app.add_option("-o,--output", arguments.output, "form of the report")
       ->type_name("FORM")
       ->check(one_of({"table", "json"}))

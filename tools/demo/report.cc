@@ -127,6 +127,23 @@ std::string cache_sentence(const Report& report) {
   return out + ".\n";
 }
 
+// Of all turns together; empty without drafts.
+std::string drafts_sentence(const Report& report) {
+  uint64_t drafted = 0, accepted = 0, tokens = 0, steps = 0;
+  for (const Turn& turn : report.turns) {
+    const wire::Trace& trace = turn.finished.trace();
+    drafted += trace.drafted_tokens();
+    accepted += trace.accepted_tokens();
+    tokens += decoded_tokens(turn.finished.usage());
+    steps += trace.decode_steps();
+  }
+  if (drafted == 0) return "";
+  char rate[32];
+  std::snprintf(rate, sizeof rate, "%.2f", static_cast<double>(tokens) / static_cast<double>(steps));
+  return "Of the drafts (" + report.turns.front().finished.trace().speculative() + ") " +
+         ctl::drafts_text(drafted, accepted) + ": " + rate + " tokens a step.\n";
+}
+
 std::string switch_sentence(const Report& report, const ctl::Terminal& terminal) {
   const uint64_t moved = report.switch_bytes();
   return "Moved at the switch from prefill to decode: " +
@@ -180,6 +197,7 @@ std::string report_text(const Report& report, const ctl::Terminal& terminal) {
   out += heading("Cache stored per rank, at the end of turn 1") + stored_table(report, terminal);
   out += heading("Bytes that crossed between ranks") + crossed_table(report, terminal);
   out += "\n" + switch_sentence(report, terminal);
+  out += drafts_sentence(report);
   if (report.document_reused()) out += cache_sentence(report);
   const auto faults = report.faults();
   for (const std::string& fault : faults) out += ctl::styled("FAULT: ", Style::kBad, terminal) + fault + "\n";

@@ -71,6 +71,8 @@ wire::GenerateRequest common_request(const DemoOptions& options, const ctl::Argu
   request.set_decode(arguments.decode);
   request.set_index(arguments.index);
   request.set_cache_salt(options.cache_salt);
+  request.set_speculative(arguments.speculative);
+  request.set_draft_tokens(arguments.draft_tokens);
   return request;
 }
 

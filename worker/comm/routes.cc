@@ -39,6 +39,7 @@ Result<SpanRoute> make_span(const wire::Span& span, int index, int rank_count) {
   const bool literal = static_cast<uint32_t>(span.tokens_size()) == span.rows();
   const bool reference = span.tokens_size() == 0 && span.has_input() && span.rows() == 1;
   if (!literal && !reference) return bad_plan("a span needs as many tokens as rows, or one input reference");
+  if (span.sample_rows() > span.rows()) return bad_plan("more rows draw than there are");
   route.wide = rank_count > 1 && route.split == kv::Split::kShared && g.width == rank_count;
   return route;
 }
@@ -83,9 +84,9 @@ Result<StepLayout> StepLayout::make(const wire::StepPlan& plan, int rank_count) 
   }
   for (const SpanRoute& span : layout.spans_) {
     const wire::Span& wire_span = plan.spans(span.index);
-    for (int64_t row = wire_span.digest() ? 0 : span.rows - 1; row < span.rows; ++row) {
-      const bool sample = wire_span.sample() && row == span.rows - 1;
-      if (!sample && !wire_span.digest()) continue;
+    const int64_t first_sampled = span.rows - wire_span.sample_rows();
+    for (int64_t row = wire_span.digest() ? 0 : first_sampled; row < span.rows; ++row) {
+      const int64_t sample = row < first_sampled ? -1 : wire_span.sample_index() + row - first_sampled;
       layout.head_rows_.push_back(
           {span.index, span.first_row + row, span.start + row, span.wide ? -1 : owner(span, row, rank_count),
            static_cast<int>(wire_span.sampler_rank()) % rank_count, sample, wire_span.digest()});

@@ -67,7 +67,8 @@ struct HeadRow {
   int64_t position = 0;
   int provider = 0;  // the rank that publishes it; any rank of a wide row has it
   int sampler = 0;   // the rank that receives the whole row of logits
-  bool sample = false, digest = false;
+  int64_t sample = -1;  // token table cell of what it draws; −1: it draws nothing
+  bool digest = false;
 };
 
 class StepLayout {

@@ -111,14 +111,15 @@ void Head::finish_row(const HeadRow& row, const wire::StepPlan& plan, const floa
     out->set_position(static_cast<uint64_t>(row.position));
     out->set_sha256(digest, sizeof digest);
   }
-  if (!row.sample) return;
+  if (row.sample < 0) return;
+  const auto cell = static_cast<uint32_t>(row.sample);
   wire::SampledToken* out = result.add_samples();
   out->set_span(static_cast<uint32_t>(row.span));
-  out->set_sample_index(span.sample_index());
+  out->set_sample_index(cell);
   if (!kernels::all_finite(logits, vocabulary)) {
     // The request will fail; a later row that names this token still needs one.
     out->set_not_finite(true);
-    state_.setup.control->write_token(StepId{plan.step()}, span.sample_index(), 0);
+    state_.setup.control->write_token(StepId{plan.step()}, cell, 0);
     return;
   }
   kernels::Sampler sampler;
@@ -128,7 +129,7 @@ void Head::finish_row(const HeadRow& row, const wire::StepPlan& plan, const floa
   sampler.seed = span.sampling().seed();
   const uint32_t token = kernels::sample(sampler, logits, vocabulary, static_cast<uint64_t>(row.position));
   out->set_token(token);
-  state_.setup.control->write_token(StepId{plan.step()}, span.sample_index(), token);
+  state_.setup.control->write_token(StepId{plan.step()}, cell, token);
 }
 
 }  // namespace weft::worker
