@@ -15,7 +15,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-ModelFacts model() { return {"toy", "deepseek_v3", 1000, 4096, {2, 3}, true}; }
+ModelFacts model() { return {"toy", "deepseek_v3", 1000, 4096, {2, 3}, true, {}}; }
 
 wire::GenerateRequest good() {
   wire::GenerateRequest request;
@@ -55,6 +55,9 @@ TEST(Validate, EveryFieldIsCarried) {
   request.set_no_prefix_cache(true);
   request.set_cache_salt("tenant");
   request.set_credit(3);
+  request.set_speculative("forced");
+  request.set_draft_tokens(5);
+  request.add_forced_drafts(8);
   auto checked = check(request);
   ASSERT_TRUE(checked.has_value()) << checked.error().text();
   EXPECT_EQ(checked->max_tokens, 7);
@@ -68,6 +71,7 @@ TEST(Validate, EveryFieldIsCarried) {
   EXPECT_FALSE(checked->use_prefix_cache);
   EXPECT_EQ(checked->cache_salt, "tenant");
   EXPECT_EQ(checked->credit, 3u);
+  EXPECT_EQ(checked->speculation, (controlplane::Speculation{controlplane::DraftSource::kForced, 5, {8}}));
 }
 
 struct BadCase {
@@ -120,8 +124,36 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{"dcp8", [](G& g) { g.set_decode("dcp(8)"); }, kInvalid, "decode", "8"},
         BadCase{"index", [](G& g) { g.set_index("halved"); }, kInvalid, "index", "halved"},
         BadCase{"salt", [](G& g) { g.set_cache_salt(std::string(257, 'x')); }, ErrorCode::kTooLarge,
-                "cache_salt", "limit 256"}),
+                "cache_salt", "limit 256"},
+        BadCase{"drafts_by", [](G& g) { g.set_speculative("magic"); }, kInvalid, "speculative", "magic"},
+        BadCase{"drafts_off", [](G& g) { g.set_draft_tokens(2); }, kInvalid, "draft_tokens", "source"},
+        BadCase{"many_drafts",
+                [](G& g) {
+                  g.set_speculative("lookup");
+                  g.set_draft_tokens(17);
+                },
+                kInvalid, "draft_tokens", "at most 16"},
+        BadCase{"no_script", [](G& g) { g.set_speculative("forced"); }, kInvalid, "forced_drafts", "missing"},
+        BadCase{"script_unasked", [](G& g) { g.add_forced_drafts(1); }, kInvalid, "forced_drafts", "forced"},
+        BadCase{"script_id",
+                [](G& g) {
+                  g.set_speculative("forced");
+                  g.add_forced_drafts(1000);
+                },
+                kInvalid, "forced_drafts", "index 0"}),
     [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Validate, DraftsAreTheDaemonsUnlessTheRequestSays) {
+  ModelFacts facts = model();
+  facts.speculation = {controlplane::DraftSource::kLookup, 6, {}};
+  wire::GenerateRequest request = good();
+  EXPECT_EQ(validate_request(request, facts, {}, 4)->speculation, facts.speculation);
+  request.set_draft_tokens(2);
+  EXPECT_EQ(validate_request(request, facts, {}, 4)->speculation.draft_tokens, 2);
+  request.set_draft_tokens(0);
+  request.set_speculative("off");
+  EXPECT_FALSE(validate_request(request, facts, {}, 4)->speculation.on());
+}
 
 TEST(Validate, TextNeedsATokenizer) {
   ModelFacts facts = model();

@@ -373,7 +373,8 @@ def same(fresh, committed):
             x, y = load_file(a), load_file(b)
             assert x.keys() == y.keys()
             for key in x:
-                assert np.abs(x[key].astype(np.float64) - y[key]).max() < 1e-4, (name, key)
+                assert (np.isnan(x[key]) == np.isnan(y[key])).all(), (name, key)
+                assert np.nanmax(np.abs(x[key].astype(np.float64) - y[key])) < 1e-4, (name, key)
         else:
             assert open(a, "rb").read() == open(b, "rb").read(), f"{b} differs"
 

@@ -67,11 +67,12 @@ class GroupedModel:
         y = x @ self.w[name + ".weight"].T
         return y + self.w[name + ".bias"] if name + ".bias" in self.w else y
 
-    def forward(self, tokens):
+    def forward(self, tokens, inputs=None):
+        """`inputs`: rows to start from instead of the tokens' embeddings."""
         tokens = np.asarray(tokens)
         positions = np.arange(len(tokens), dtype=np.float64)
         trace = Trace(margins=np.full(len(tokens), math.inf))
-        x = self.w["model.embed_tokens.weight"][tokens]
+        x = self.w["model.embed_tokens.weight"][tokens] if inputs is None else inputs
         for layer in range(self.c["num_hidden_layers"]):
             trace.hidden.append(x)
             p = f"model.layers.{layer}."

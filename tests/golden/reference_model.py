@@ -131,11 +131,12 @@ class Model:
                 weights.update(load_file(os.path.join(folder, name)))
         return Model(config, split_experts(weights))
 
-    def forward(self, tokens):
+    def forward(self, tokens, inputs=None):
+        """`inputs`: rows to start from instead of the tokens' embeddings."""
         tokens = np.asarray(tokens)
         positions = np.arange(len(tokens), dtype=np.float64)
         trace = Trace(margins=np.full(len(tokens), math.inf))
-        x = self.w["model.embed_tokens.weight"][tokens]
+        x = self.w["model.embed_tokens.weight"][tokens] if inputs is None else inputs
         selected = None
         for layer in range(self.c["num_hidden_layers"]):
             trace.hidden.append(x)

@@ -692,7 +692,11 @@ TEST(Generate, PassesEveryField) {
                             "--cache-salt",
                             "s",
                             "--credit",
-                            "6"}));
+                            "6",
+                            "--speculative",
+                            "lookup",
+                            "--draft-tokens",
+                            "5"}));
   wire::GenerateRequest expected;
   expected.set_text("p");
   expected.set_model("m");
@@ -710,6 +714,8 @@ TEST(Generate, PassesEveryField) {
   expected.set_no_prefix_cache(true);
   expected.set_cache_salt("s");
   expected.set_credit(6);
+  expected.set_speculative("lookup");
+  expected.set_draft_tokens(5);
   EXPECT_EQ(answering.asked().DebugString(), expected.DebugString());
 }
 
