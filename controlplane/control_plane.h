@@ -80,6 +80,7 @@ class ControlPlane {
   void complete_span(Sequence& sequence, const SpanRecord& span, const PlanRecord& record, Notices& notices);
   Result<std::vector<uint32_t>> drawn_tokens(const Sequence& sequence, const SpanRecord& span,
                                              const PlanRecord& record) const;
+  static std::vector<uint32_t> guessed_tokens(const SpanRecord& span, const PlanRecord& record);
   void count_drafts(Sequence& sequence, const SpanRecord& span, int64_t accepted, Notices& notices);
   void register_blocks(Sequence& sequence);
   void undo(const PlanRecord& record);

@@ -40,6 +40,7 @@ void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, con
     std::erase(suspects_, sequence.id);
   }
   if (drawn->empty()) return;
+  sequence.guessed = guessed_tokens(span, record);
   counters_.generated_tokens += std::ssize(*drawn);
   int64_t index = sequence.answered() - std::ssize(*drawn);
   for (const uint32_t token : *drawn) notices.push_back(TokenNotice{sequence.id, index++, token});
@@ -57,13 +58,22 @@ Result<std::vector<uint32_t>> ControlPlane::drawn_tokens(const Sequence& sequenc
   std::vector<uint32_t> tokens;
   for (int64_t row = 0; row < span.sample_rows; ++row) {
     if (row > 0 && span.drafts[static_cast<size_t>(row - 1)] != tokens.back()) break;
-    const auto sample = std::find_if(record.samples.begin(), record.samples.end(), [&](const Sample& s) {
-      return s.sample_index == span.sample_index + static_cast<uint32_t>(row);
-    });
-    if (sample == record.samples.end()) return error(ErrorCode::kInternal, "a step gave no sample");
+    const Sample* sample = record.sample(span.sample_index + static_cast<uint32_t>(row));
+    if (sample == nullptr) return error(ErrorCode::kInternal, "a step gave no sample");
     if (sample->not_finite) return error(ErrorCode::kNumerical, "logits held NaN or infinity");
     tokens.push_back(sample->token);
     if (sequence.stops_at(sample->token)) break;
+  }
+  return tokens;
+}
+
+// What the draft layer made of the row that drew the last of the span's tokens.
+std::vector<uint32_t> ControlPlane::guessed_tokens(const SpanRecord& span, const PlanRecord& record) {
+  std::vector<uint32_t> tokens;
+  for (int64_t i = 0; i < span.guesses; ++i) {
+    const Sample* sample = record.sample(span.sample_index + static_cast<uint32_t>(span.sample_rows + i));
+    if (sample == nullptr || sample->not_finite) break;
+    tokens.push_back(sample->token);
   }
   return tokens;
 }

@@ -20,6 +20,7 @@ struct SpanRecord {
   int64_t sample_rows = 0;
   uint32_t sample_index = 0;
   std::vector<uint32_t> drafts;  // inputs of the last rows
+  int64_t guesses = 0;           // that the draft layer makes
 };
 
 // A plan made a page valid (by a copy) or left it behind. Undone, newest first, when the plan is abandoned.
@@ -39,6 +40,13 @@ struct PlanRecord {
   std::vector<ValidChange> changes;
   std::vector<Sample> samples;
   bool alone = false;  // one suspect sequence by itself
+
+  const Sample* sample(uint32_t index) const {  // nullptr: no rank gave it
+    for (const Sample& one : samples) {
+      if (one.sample_index == index) return &one;
+    }
+    return nullptr;
+  }
 };
 
 }  // namespace weft::controlplane

@@ -26,14 +26,15 @@ bool PlanBuilder::add_decode(Sequence& sequence) {
     if (!sequence.settled()) return false;
     // The last token of an answer is never an input.
     const int64_t useful = sequence.max_tokens - sequence.answered() - 1;
-    drafts = draft(sequence.speculation, sequence.tokens, sequence.prompt,
+    drafts = draft(sequence.speculation, sequence.tokens, sequence.prompt, sequence.guessed,
                    std::min({drafts_left_, rows_left_ - 1, samples_left_ - 1, useful}));
   }
   const int64_t rows = hold_rows(sequence, 1 + std::ssize(drafts));
   if (rows < 1) return false;
   drafts.resize(static_cast<size_t>(rows - 1));
   drafts_left_ -= rows - 1;
-  add_span(sequence, rows, false, std::move(drafts));
+  add_span(sequence, rows, false, std::move(drafts),
+           hold_guesses(sequence, rows, rows, sequence.speculation.draft_tokens));
   return true;
 }
 
@@ -45,8 +46,22 @@ bool PlanBuilder::add_prefill(Sequence& sequence) {
   if (rows < 1) return false;
   rows = hold_rows(sequence, rows);
   if (rows < 1) return false;
-  add_span(sequence, rows, true, {});
+  // A prompt's last row may be on one rank, from where a second guess would have to be sent to a group.
+  const bool last = sequence.scheduled + rows == sequence.prompt;
+  add_span(sequence, rows, true, {}, last ? hold_guesses(sequence, rows, 1, 1) : 0);
   return true;
+}
+
+// Each guess after the first writes the draft layer's entry of a further position.
+int64_t PlanBuilder::hold_guesses(Sequence& sequence, int64_t rows, int64_t samples, int64_t most) {
+  if (sequence.speculation.source != DraftSource::kMtp) return 0;
+  const int64_t useful = sequence.max_tokens - sequence.answered() - 2;
+  const int64_t room = sequence.row_count() - sequence.scheduled - rows + 1;
+  int64_t guesses = std::min({most, useful, room, drafts_left_, samples_left_ - samples});
+  if (guesses <= 0) return 0;
+  guesses = std::min(guesses, hold_rows(sequence, rows + guesses - 1) - rows + 1);
+  drafts_left_ -= guesses;
+  return guesses;
 }
 
 // Takes the pages of the next rows, and those of a switch. Returns how many rows have their pages.
@@ -182,9 +197,10 @@ void PlanBuilder::append_pages(const Sequence& sequence, const Block& block,
   }
 }
 
-void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::vector<uint32_t> drafts) {
+void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::vector<uint32_t> drafts,
+                           int64_t guesses) {
   if (sequence.needs_switch) apply_switch(sequence);
-  write_table(sequence, rows);
+  write_table(sequence, rows + std::max<int64_t>(guesses - 1, 0));
   const Placement& placement = sequence.placement;
   Span span;
   span.request = sequence.id;
@@ -214,18 +230,21 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::
   // Logits are gathered on one rank: take turns.
   span.sampler_rank =
       static_cast<int>((number(plan_.step) + plan_.spans.size()) % static_cast<uint64_t>(limits_.rank_count));
+  span.draft_tokens = guesses;
+  if (prefill && span.sample_rows == 0)
+    span.next_token = sequence.tokens[static_cast<size_t>(span.start + rows)];
   span.sampling = sequence.sampling;
   span.digest = sequence.digest;
   if (span.sample_rows > 0) {
     span.sample_index = static_cast<uint32_t>(limits_.max_samples - samples_left_);
-    samples_left_ -= span.sample_rows;
+    samples_left_ -= span.sample_rows + guesses;
     sequence.samples_scheduled += span.sample_rows;
     sequence.last_sample = {plan_.step, span.sample_index};
   }
   sequence.scheduled += rows;
   rows_left_ -= rows;
-  record_.spans.push_back(
-      {sequence.id, span.start, rows, prefill, span.sample_rows, span.sample_index, std::move(drafts)});
+  record_.spans.push_back({sequence.id, span.start, rows, prefill, span.sample_rows, span.sample_index,
+                           std::move(drafts), guesses});
   plan_.spans.push_back(std::move(span));
 }
 

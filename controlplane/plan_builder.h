@@ -41,8 +41,11 @@ class PlanBuilder {
   void set_valid(Block& block, int part, int rank, bool valid);
   void write_table(Sequence& sequence, int64_t rows);
   void append_pages(const Sequence& sequence, const Block& block, std::vector<PageId>& pages) const;
+  // Guesses worth asking the draft layer for, behind a span of so many rows whose pages are held.
+  int64_t hold_guesses(Sequence& sequence, int64_t rows, int64_t samples, int64_t most);
   // `drafts`: inputs of the last rows.
-  void add_span(Sequence& sequence, int64_t rows, bool prefill, std::vector<uint32_t> drafts);
+  void add_span(Sequence& sequence, int64_t rows, bool prefill, std::vector<uint32_t> drafts,
+                int64_t guesses);
 
   Memory& memory_;
   TablePool& tables_;

@@ -5,7 +5,8 @@
 namespace weft::controlplane {
 namespace {
 
-constexpr DraftSource kSources[] = {DraftSource::kOff, DraftSource::kLookup, DraftSource::kForced};
+constexpr DraftSource kSources[] = {DraftSource::kOff, DraftSource::kLookup, DraftSource::kMtp,
+                                    DraftSource::kForced};
 
 std::vector<uint32_t> first_of(std::span<const uint32_t> tokens, int64_t limit) {
   const auto count = std::min(std::ssize(tokens), limit);
@@ -20,6 +21,8 @@ const char* draft_source_name(DraftSource source) {
       return "off";
     case DraftSource::kLookup:
       return "lookup";
+    case DraftSource::kMtp:
+      return "mtp";
     case DraftSource::kForced:
       return "forced";
   }
@@ -30,11 +33,11 @@ Result<DraftSource> parse_draft_source(const std::string& text) {
   for (const DraftSource source : kSources) {
     if (text == draft_source_name(source)) return source;
   }
-  return error(ErrorCode::kInvalidArgument, "must be off, lookup or forced, not '" + text + "'");
+  return error(ErrorCode::kInvalidArgument, "must be off, lookup, mtp or forced, not '" + text + "'");
 }
 
 std::vector<uint32_t> draft(const Speculation& speculation, std::span<const uint32_t> tokens, int64_t prompt,
-                            int64_t limit) {
+                            std::span<const uint32_t> guessed, int64_t limit) {
   limit = std::min(limit, speculation.draft_tokens);
   if (limit <= 0) return {};
   switch (speculation.source) {
@@ -42,6 +45,8 @@ std::vector<uint32_t> draft(const Speculation& speculation, std::span<const uint
       return {};
     case DraftSource::kLookup:
       return look_up(tokens, limit);
+    case DraftSource::kMtp:
+      return first_of(guessed, limit);
     case DraftSource::kForced: {
       const auto answered = std::min(std::ssize(tokens) - prompt, std::ssize(speculation.forced));
       return first_of(std::span(speculation.forced).subspan(static_cast<size_t>(answered)), limit);

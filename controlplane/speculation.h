@@ -17,10 +17,11 @@ namespace weft::controlplane {
 
 inline constexpr int64_t kDraftTokensMax = 16;  // of one request in one step
 
-// kLookup: what followed the latest earlier place that reads like the end of the text. kForced: a script, for
-// tests of what depends on how many drafts hold.
-enum class DraftSource : uint8_t { kOff, kLookup, kForced };
-const char* draft_source_name(DraftSource source);  // "off", "lookup", "forced"
+// kLookup: what followed the latest earlier place that reads like the end of the text. kMtp: what the model's
+// draft layer guessed in the step before. kForced: a script, for tests of what depends on how many drafts
+// hold.
+enum class DraftSource : uint8_t { kOff, kLookup, kMtp, kForced };
+const char* draft_source_name(DraftSource source);  // "off", "lookup", "mtp", "forced"
 Result<DraftSource> parse_draft_source(const std::string& text);
 
 struct Speculation {
@@ -31,9 +32,10 @@ struct Speculation {
   friend bool operator==(const Speculation&, const Speculation&) = default;
 };
 
-// At most `limit` guesses of what follows `tokens` (prompt and answer so far); may be none.
+// At most `limit` guesses of what follows `tokens` (prompt and answer so far); may be none. `guessed`: by the
+// draft layer.
 std::vector<uint32_t> draft(const Speculation& speculation, std::span<const uint32_t> tokens, int64_t prompt,
-                            int64_t limit);
+                            std::span<const uint32_t> guessed, int64_t limit);
 
 // What followed the longest match of the last 2 … 8 tokens further up; of equally long ones the latest.
 std::vector<uint32_t> look_up(std::span<const uint32_t> tokens, int64_t limit);

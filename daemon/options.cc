@@ -103,12 +103,11 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
          "workers) (default: copied)")
       ->type_name("MODE")
       ->group(scheduling);
-  app.add_option(
-         "--speculative", raw.speculative,
-         "where drafts of the next tokens come from: off, or lookup (what followed where the text last "
-         "read like its end)")
+  app.add_option("--speculative", raw.speculative,
+                 "where drafts of the next tokens come from: off, lookup (what followed where the text last "
+                 "read like its end), or mtp (the model's draft layer, which only this loads)")
       ->type_name("SOURCE")
-      ->check(one_of({"off", "lookup"}))
+      ->check(one_of({"off", "lookup", "mtp"}))
       ->capture_default_str()
       ->group(scheduling);
   app.add_option("--draft-tokens", options.speculation.draft_tokens,

@@ -50,6 +50,8 @@ struct Options {
   std::optional<kv::DecodeWish> decode;
   std::optional<kv::IndexWish> index;
   controlplane::Speculation speculation;  // for requests that do not say
+  // With mtp as the default, the model's draft layer is loaded; requests may still choose.
+  bool draft_layer() const { return speculation.source == controlplane::DraftSource::kMtp; }
 
   Duration hang_deadline = std::chrono::seconds(30);       // no rank moved; more for heavy plans
   Duration heartbeat_deadline = std::chrono::seconds(10);  // one worker's heartbeat stood still

@@ -35,6 +35,8 @@ void encode_span(const controlplane::Span& from, wire::Span* to) {
   to->set_sampler_rank(static_cast<uint32_t>(from.sampler_rank));
   if (from.sample_rows > 0) encode_sampling(from.sampling, to->mutable_sampling());
   to->set_digest(from.digest);
+  to->set_draft_tokens(static_cast<uint32_t>(from.draft_tokens));
+  to->set_next_token(from.next_token);
 }
 
 }  // namespace

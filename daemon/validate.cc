@@ -61,6 +61,12 @@ Result<controlplane::Speculation> check_speculation(const wire::GenerateRequest&
     if (!source) return with_field(source.error(), "speculative");
     speculation.source = *source;
   }
+  if (speculation.source == controlplane::DraftSource::kMtp &&
+      model.speculation.source != controlplane::DraftSource::kMtp) {
+    return error(ErrorCode::kFailedPrecondition,
+                 "the draft layer is not loaded; the daemon was started without --speculative mtp",
+                 "speculative");
+  }
   if (request.draft_tokens() > controlplane::kDraftTokensMax) {
     return bad_field("draft_tokens", "must be at most " + std::to_string(controlplane::kDraftTokensMax) +
                                          ", not " + std::to_string(request.draft_tokens()));

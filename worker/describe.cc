@@ -63,7 +63,7 @@ Result<WorkerSettings> read_settings(const wire::Describe& request) {
   settings.max_step_rows = request.max_step_rows();
   settings.threads = static_cast<int>(request.threads());
   settings.cores.assign(request.cores().begin(), request.cores().end());
-  TRY(settings.config, read_model_config(settings.model_path));
+  TRY(settings.config, read_model_config(settings.model_path, request.draft_layer()));
   settings.weight_dtype = weight_dtype.value_or(settings.config.checkpoint_dtype);
   settings.cache_dtype = cache_dtype;
   TRY_VOID(kv::validate(settings.geometry()));

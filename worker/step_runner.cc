@@ -1,15 +1,13 @@
 #include "worker/step_runner.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "kernels/attention.h"
 #include "worker/model/attention.h"
 #include "worker/model/cache_view.h"
-#include "worker/model/feed_forward.h"
-#include "worker/model/head.h"
-#include "worker/model/step_state.h"
+#include "worker/model/draft.h"
+#include "worker/model/inputs.h"
 
 namespace weft::worker {
 
@@ -34,17 +32,19 @@ size_t outbox_bytes(const ModelConfig& config, DType cache_dtype, int rank_count
 
 struct StepRunner::State {
   explicit State(RunnerSetup setup)
-      : step(std::move(setup)), attention(step), feed_forward(step), head(step) {}
+      : step(std::move(setup)),
+        attention(step),
+        feed_forward(step),
+        head(step),
+        draft(step, attention, feed_forward, head) {}
 
   StepState step;
   AttentionPhase attention;
   FeedForwardPhase feed_forward;
   Head head;
+  DraftPhase draft;
 
   Result<void> copy_pages(const wire::StepPlan& plan, wire::StepResult& result);
-  Result<void> take_tokens(const wire::StepPlan& plan);
-  void embed();
-  void angles();
 };
 
 // Copies this rank's share of the plan's page copies, and counts them as regrouping.
@@ -74,63 +74,6 @@ Result<void> StepRunner::State::copy_pages(const wire::StepPlan& plan, wire::Ste
   return {};
 }
 
-// The input token of every home row: a literal, or what another step sampled.
-Result<void> StepRunner::State::take_tokens(const wire::StepPlan& plan) {
-  step.tokens.resize(static_cast<size_t>(step.home_count()));
-  for (int64_t i = 0; i < step.home_count(); ++i) {
-    const HomeRow& row = step.home()[static_cast<size_t>(i)];
-    const wire::Span& span = plan.spans(row.span);
-    uint32_t token = 0;
-    if (span.tokens_size() > 0) {
-      token = span.tokens(static_cast<int>(row.row));
-    } else {
-      const auto sampled = step.setup.control->wait_token(
-          StepId{span.input().step()}, span.input().sample_index(), step.epoch, step.exchange.deadline());
-      if (!sampled) {
-        if (step.setup.control->aborted(step.epoch))
-          return error(ErrorCode::kCancelled, "the epoch was aborted");
-        return error(ErrorCode::kDeadlineExceeded, "token " + std::to_string(span.input().sample_index()) +
-                                                       " of step " + std::to_string(span.input().step()) +
-                                                       " did not appear");
-      }
-      token = *sampled;
-    }
-    if (static_cast<int64_t>(token) >= step.config.vocabulary) {
-      return error(ErrorCode::kInvalidArgument,
-                   "token " + std::to_string(token) + " is outside the vocabulary", "plan");
-    }
-    step.tokens[static_cast<size_t>(i)] = token;
-  }
-  return {};
-}
-
-void StepRunner::State::embed() {
-  const int64_t d = step.config.hidden;
-  const auto row_bytes = d * static_cast<int64_t>(dtype_bytes(step.weights.dtype));
-  scratch(step.x, step.home_count() * d);
-  for (int64_t i = 0; i < step.home_count(); ++i) {
-    kernels::convert_to_f32(step.weights.embedding + step.tokens[static_cast<size_t>(i)] * row_bytes,
-                            step.weights.dtype, d, step.x.data() + i * d);
-  }
-}
-
-// Rotary angles in double, so that position 10^6 is as exact as position 1.
-void StepRunner::State::angles() {
-  const int64_t half = step.config.rope / 2;
-  scratch(step.cosine, step.home_count() * half);
-  scratch(step.sine, step.home_count() * half);
-  for (int64_t i = 0; i < step.home_count(); ++i) {
-    const auto position = static_cast<double>(step.home()[static_cast<size_t>(i)].position);
-    for (int64_t j = 0; j < half; ++j) {
-      const double angle = position * step.config.inverse_frequency[static_cast<size_t>(j)];
-      step.cosine[static_cast<size_t>(i * half + j)] =
-          static_cast<float>(std::cos(angle) * step.config.rope_factor);
-      step.sine[static_cast<size_t>(i * half + j)] =
-          static_cast<float>(std::sin(angle) * step.config.rope_factor);
-    }
-  }
-}
-
 StepRunner::StepRunner(RunnerSetup setup) : state_(std::make_unique<State>(std::move(setup))) {}
 StepRunner::~StepRunner() = default;
 
@@ -158,17 +101,25 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
   progress.step_low.store(static_cast<uint32_t>(plan.step()), std::memory_order_relaxed);
   TRY_VOID(state_->copy_pages(plan, result));
   TRY_VOID(make_views(step, plan));
-  TRY_VOID(state_->take_tokens(plan));
-  state_->angles();
-  state_->embed();
+  TRY_VOID(take_tokens(step, plan));
+  turn_angles(step);
+  scratch(step.x, step.home_count() * step.config.hidden);
+  for (int64_t i = 0; i < step.home_count(); ++i) {
+    embed(step, step.tokens[static_cast<size_t>(i)], step.x.data() + i * step.config.hidden);
+  }
   state_->attention.begin_step();
-  for (int64_t layer = 0; layer < std::ssize(step.config.layers); ++layer) {
+  for (int64_t layer = 0; layer < step.config.main_layers(); ++layer) {
     progress.layer.store(static_cast<uint32_t>(layer), std::memory_order_relaxed);
     progress.heartbeat.fetch_add(1, std::memory_order_relaxed);
     TRY_VOID(state_->attention.run(layer));
     TRY_VOID(state_->feed_forward.run(layer));
   }
   TRY_VOID(state_->head.run(plan, result));
+  const int64_t exchanges = step.layout.exchange_count(step.config);
+  if (step.config.draft_layer) {
+    progress.layer.store(static_cast<uint32_t>(step.config.main_layers()), std::memory_order_relaxed);
+    TRY_VOID(state_->draft.run(plan, result));
+  }
 
   for (size_t span = 0; span < step.crossed.size(); ++span) {
     if (step.crossed[span] == kv::CrossedBytes{}) continue;
@@ -178,7 +129,7 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
     for (int64_t value : step.crossed[span].by_kind) meter->add_crossed(static_cast<uint64_t>(value));
   }
   result.set_exchanges(step.exchange.passed() - passed_before);
-  CHECK_EQ(static_cast<int64_t>(result.exchanges()), step.layout.exchange_count(step.config));
+  CHECK_EQ(static_cast<int64_t>(result.exchanges()), exchanges);
   const Duration waited = step.exchange.waited() - waited_before;
   result.set_wait_ns(static_cast<uint64_t>(waited.count()));
   result.set_compute_ns(static_cast<uint64_t>((monotonic_now() - begin - waited).count()));

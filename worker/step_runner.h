@@ -33,6 +33,9 @@ struct RunnerSetup {
   kernels::Parallel* parallel = nullptr;
   // Tests: called with every full row of logits at the rank that holds it.
   std::function<void(uint64_t request, int64_t position, std::span<const float> logits)> on_logits;
+  // Tests: the same of the draft layer; `position` is the lead row's.
+  std::function<void(uint64_t request, int64_t position, int64_t round, std::span<const float> logits)>
+      on_guess;
 };
 
 // The outbox that the exchange points of a step of `max_step_rows` rows need, for any plan.

@@ -23,7 +23,7 @@ struct Marks {
   int64_t regroups = 0, moved = 0, thinned = 0, regroups_refused = 0, refused = 0, cancelled = 0, crashes = 0;
   int64_t abandoned = 0, internal = 0, numerical = 0, duplicates = 0, late = 0, input_refs = 0, mixed = 0,
           owned = 0;
-  int64_t all_hold = 0, some_hold = 0, none_holds = 0, drafts_end = 0;
+  int64_t all_hold = 0, some_hold = 0, none_holds = 0, drafts_end = 0, guesses_hold = 0;
 };
 
 // Each of them must have been taken, or the test proves little.
@@ -56,6 +56,7 @@ void expect_taken(const Marks& marks) {
   EXPECT_TAKEN(some_hold);
   EXPECT_TAKEN(none_holds);
   EXPECT_TAKEN(drafts_end);
+  EXPECT_TAKEN(guesses_hold);
 #undef EXPECT_TAKEN
   std::cerr << marks.plans << " plans, " << marks.rows << " rows, " << marks.finished << " finished, "
             << marks.hits << " with a prefix hit, " << marks.evictions << " evictions, " << marks.copies
@@ -229,7 +230,7 @@ class Driver {
 
   Speculation random_speculation(const Truth& truth) {
     Speculation out;
-    out.source = static_cast<DraftSource>(below(3));
+    out.source = static_cast<DraftSource>(below(4));
     if (out.on()) out.draft_tokens = 1 + below(6);
     if (out.source != DraftSource::kForced) return out;
     // The answer as it will be, with some guesses wrong, and perhaps more than there will be.
@@ -287,7 +288,8 @@ class Driver {
       ASSERT_TRUE(span.has_input_ref ? span.tokens.empty() && span.rows == 1
                                      : static_cast<int64_t>(span.tokens.size()) == span.rows);
       ASSERT_TRUE(span.prefill ? span.sample_rows <= 1 : span.sample_rows == span.rows);
-      for (int64_t i = 0; i < span.sample_rows; ++i) {
+      ASSERT_TRUE(span.draft_tokens == 0 || span.sample_rows > 0);
+      for (int64_t i = 0; i < span.sample_rows + span.draft_tokens; ++i) {
         ASSERT_TRUE(samples.insert(span.sample_index + static_cast<uint32_t>(i)).second);
         ASSERT_LT(span.sample_index + i, limits_.max_samples);
         ASSERT_LT(span.sampler_rank, limits_.rank_count);
@@ -328,7 +330,7 @@ class Driver {
       if (span.sampler_rank != rank) continue;
       for (const Sample& sample : done.samples) {
         const int64_t row = int64_t{sample.sample_index} - span.sample_index;
-        if (row >= 0 && row < span.sample_rows) ack.samples.push_back(sample);
+        if (row >= 0 && row < span.sample_rows + span.draft_tokens) ack.samples.push_back(sample);
       }
     }
     return ack;
@@ -404,6 +406,7 @@ class Driver {
   }
   void on(const DraftNotice& notice) {
     const Live& live = live_.at(notice.request);
+    marks_.guesses_hold += live.arrival.speculation.source == DraftSource::kMtp ? notice.accepted : 0;
     ASSERT_TRUE(live.arrival.speculation.on());
     ASSERT_LE(notice.drafted, live.arrival.speculation.draft_tokens);
     ASSERT_EQ(notice.start, workers_.truth(notice.request).prompt + live.answered - 1);

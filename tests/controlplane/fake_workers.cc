@@ -135,6 +135,17 @@ void FakeWorkers::sample_rows(const Plan& plan, const Span& span, const Truth& t
     token_table_[{plan.step, cell}] = sample.token;
     samples.push_back(sample);
   }
+  // The draft layer guesses the answer, with mistakes.
+  for (int64_t i = 0; i < span.draft_tokens; ++i) {
+    const auto cell = static_cast<uint32_t>(span.sample_index + span.sample_rows + i);
+    const int64_t at = span.start + right + 1 + i;
+    const uint64_t luck = mix64(histories[0] + static_cast<uint64_t>(i));
+    const bool known = at < std::ssize(truth.tokens) && luck % 3 != 0;
+    samples.push_back(
+        {span.request, cell,
+         known ? truth.tokens[static_cast<size_t>(at)] : static_cast<uint32_t>(luck % kVocabulary),
+         luck % 17 == 0});
+  }
 }
 
 uint64_t FakeWorkers::history_before(const Span& span, const Truth& truth) {

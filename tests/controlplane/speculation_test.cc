@@ -40,10 +40,10 @@ TEST(LookUp, FindsWhatTheObviousSearchFinds) {
 TEST(Draft, IsWhatTheScriptSaysOfTheNextTokens) {
   const Speculation script{DraftSource::kForced, 3, {10, 11, 12, 13}};
   const Tokens tokens = {1, 2, 10};  // a prompt of two, one answered
-  EXPECT_EQ(draft(script, tokens, 2, 16), (Tokens{11, 12, 13}));
-  EXPECT_EQ(draft(script, tokens, 2, 2), (Tokens{11, 12}));
-  EXPECT_EQ(draft(script, Tokens{1, 2, 3, 4, 5, 6, 7, 8}, 2, 16), Tokens{});
-  EXPECT_EQ(draft({}, tokens, 2, 16), Tokens{});
+  EXPECT_EQ(draft(script, tokens, 2, {}, 16), (Tokens{11, 12, 13}));
+  EXPECT_EQ(draft(script, tokens, 2, {}, 2), (Tokens{11, 12}));
+  EXPECT_EQ(draft(script, Tokens{1, 2, 3, 4, 5, 6, 7, 8}, 2, {}, 16), Tokens{});
+  EXPECT_EQ(draft({}, tokens, 2, {}, 16), Tokens{});
 }
 
 // A request whose script is its answer, changed at some places.
@@ -94,6 +94,41 @@ TEST(Drafts, AfterTheFirstWrongOneRunAgain) {
   h.expect_right(id);
   EXPECT_EQ(h.plane.counters().accepted_tokens, h.finished(id).accepted_tokens);
   EXPECT_EQ(h.plane.counters().drafted_tokens, h.finished(id).drafted_tokens);
+}
+
+// Each step asks for guesses, in cells and on pages of their own; the next one runs them.
+TEST(Drafts, OfTheDraftLayerAreAskedForAStepAhead) {
+  Harness h(small_limits(2, 60));
+  RequestArrived arrival = h.arrival(text(1, 9), 12);
+  arrival.speculation = {DraftSource::kMtp, 3, {}};
+  const RequestId id = h.submit(arrival);
+  const Plan prompt = h.plan().value();
+  EXPECT_EQ(prompt.spans[0].draft_tokens, 1) << "a prompt's last row is guessed from once";
+  h.run_oldest();
+  const Plan plan = h.plan().value();
+  EXPECT_EQ(plan.spans[0].rows, 2);
+  EXPECT_EQ(plan.spans[0].draft_tokens, 3);
+  // Positions 9 and 10, and of two more guesses 11 and 12: the fourth block.
+  int64_t blocks = 0;
+  for (const TableWrite& write : plan.table_writes)
+    blocks = std::max(blocks, write.first_block + std::ssize(write.pages) / 4);
+  EXPECT_EQ(blocks, 4);
+  h.run_oldest();
+  h.run_all();
+  h.expect_right(id);
+  EXPECT_GT(h.finished(id).accepted_tokens, 0);
+  EXPECT_GT(h.finished(id).drafted_tokens, h.finished(id).accepted_tokens);
+}
+
+TEST(Drafts, TheDraftLayerIsToldTheTokenBehindAChunk) {
+  Limits limits = small_limits(1, 60);
+  limits.max_step_rows = 8;
+  Harness h(limits);
+  const RequestArrived arrival = h.arrival(text(1, 13), 2);
+  h.submit(arrival);
+  const Plan first = h.plan().value();
+  EXPECT_EQ(first.spans[0].next_token, arrival.prompt[8]);
+  h.run_all();
 }
 
 TEST(Drafts, LeaveRoomForEverybodysRow) {

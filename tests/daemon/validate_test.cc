@@ -155,6 +155,18 @@ TEST(Validate, DraftsAreTheDaemonsUnlessTheRequestSays) {
   EXPECT_FALSE(validate_request(request, facts, {}, 4)->speculation.on());
 }
 
+TEST(Validate, TheDraftLayerMustBeLoaded) {
+  ModelFacts facts = model();
+  wire::GenerateRequest request = good();
+  request.set_speculative("mtp");
+  const auto refused = validate_request(request, facts, {}, 4);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(refused.error().field, "speculative");
+  facts.speculation = {controlplane::DraftSource::kMtp, 2, {}};
+  EXPECT_EQ(validate_request(request, facts, {}, 4)->speculation, facts.speculation);
+}
+
 TEST(Validate, TextNeedsATokenizer) {
   ModelFacts facts = model();
   facts.has_tokenizer = false;

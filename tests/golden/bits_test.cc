@@ -122,6 +122,42 @@ INSTANTIATE_TEST_SUITE_P(Models, Drafted,
                                            Setting{"qwen3_moe", DType::kF32}),
                          setting_name);
 
+// The draft layer's logits are the same bits, too, so that equally many guesses hold.
+class DraftLayer : public ::testing::TestWithParam<Setting> {};
+
+TEST_P(DraftLayer, TheSameBitsAndGuessesUnderEveryGrouping) {
+  for (const bool sampled : {false, true}) {
+    BitsModel model = bits_model(GetParam());
+    model.draft_layer = true;
+    model.answer_tokens = 24;
+    if (sampled) model.sampling = {0.9f, 40, 0.95f, 20'240'611};
+    BitsHarness harness(model);
+    const bool sure = model.folder.find("sure") != std::string::npos;
+    if (sure) {
+      EXPECT_GT(harness.reference_notice().accepted_tokens, 8);
+    }
+    int64_t bad = 0;
+    for (const int ranks : {1, 2, 4, 8}) {
+      const std::vector<BitsCase> all = cases_of(ranks, 64, has_index(GetParam()));
+      bad += harness.mismatches_batched(all);
+      for (size_t i = 0; i < all.size(); i += sure ? 2 : 7) bad += harness.mismatches_alone(all[i]);
+    }
+    EXPECT_EQ(bad, 0);
+    std::printf("%lld rows and %lld guesses compared; %lld of %lld held\n",
+                static_cast<long long>(harness.rows_compared()),
+                static_cast<long long>(harness.guesses_compared()),
+                static_cast<long long>(harness.reference_notice().accepted_tokens),
+                static_cast<long long>(harness.reference_notice().drafted_tokens));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, DraftLayer,
+                         ::testing::Values(Setting{"deepseek_v3_draft", DType::kF32},
+                                           Setting{"glm_moe_dsa_draft", DType::kBF16},
+                                           Setting{"glm_moe_dsa_sure_draft", DType::kF32},
+                                           Setting{"glm4_moe_draft", DType::kF32}),
+                         setting_name);
+
 class BigBlocks : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(BigBlocks, TheSameBits) {

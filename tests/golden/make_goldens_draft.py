@@ -38,6 +38,9 @@ FAMILIES = {
     # It owns an indexer, and brings copies of embedding and head.
     "glm_moe_dsa_draft": (MLA, dict(make_goldens.FAMILIES["glm_moe_dsa"], vocab_size=256, num_hidden_layers=3,
                                     indexer_types=["full", "shared", "full"])),
+    # Made so that most guesses hold: a token follows from the one before it, in the model as in the draft layer.
+    "glm_moe_dsa_sure_draft": (MLA, dict(make_goldens.FAMILIES["glm_moe_dsa"], vocab_size=128, num_hidden_layers=2,
+                                         indexer_types=["full", "shared"])),
     "glm4_moe_draft": (GROUPED, dict(make_goldens_grouped.FAMILIES["glm4_moe"], num_hidden_layers=2)),
 }
 
@@ -125,10 +128,23 @@ def make_weights(name, make, c, rng):
     norm = lambda: rng.uniform(0.8, 1.2, d).astype(np.float32)
     weights[p + "enorm.weight"], weights[p + "hnorm.weight"], weights[p + "shared_head.norm.weight"] = norm(), norm(), norm()
     weights[p + "eh_proj.weight"] = (rng.standard_normal((d, 2 * d)) / np.sqrt(2 * d)).astype(np.float32)
+    if "sure" in name:
+        make_sure(weights, d, p)
     if name == "glm_moe_dsa_draft":
         weights[p + "embed_tokens.weight"] = weights["model.embed_tokens.weight"]
         weights[p + "shared_head.head.weight"] = weights["lm_head.weight"]
     return weights
+
+
+def make_sure(weights, d, p):
+    """Attention and feed-forward hardly count beside the token's embedding, and the draft layer sees little else."""
+    for key in weights:
+        if key.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[key] = weights[key] * np.float32(0.02)
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] * np.float32(120)
+    weights[p + "enorm.weight"] = np.ones(d, np.float32)
+    weights[p + "eh_proj.weight"] = np.concatenate([np.eye(d), 0.01 * weights[p + "eh_proj.weight"][:, d:]], 1).astype(np.float32)
+    weights[p + "shared_head.norm.weight"] = weights["model.norm.weight"]
 
 
 def make_family(name, folder):

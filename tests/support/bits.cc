@@ -64,7 +64,7 @@ std::vector<BitsCase> cases_of(int ranks, int64_t chunk, bool with_index) {
 }
 
 BitsHarness::BitsHarness(const BitsModel& model)
-    : model_(model), weights_(local_model(model.folder, model.weight_dtype)) {
+    : model_(model), weights_(local_model(model.folder, model.weight_dtype, model.draft_layer)) {
   SplitMix64 random(41);
   for (int64_t i = 0; i < model_.prompt_tokens; ++i) {
     prompt_.push_back(static_cast<uint32_t>(random.below(static_cast<uint64_t>(weights_.config.vocabulary))));
@@ -87,6 +87,10 @@ BitsHarness::BitsHarness(const BitsModel& model)
   for (int64_t position = 0; position < model_.prompt_tokens + model_.answer_tokens - 1; ++position) {
     reference_.push_back(engine.workers().logits().at({number(request), position}));
   }
+  reference_notice_ = engine.outcome(request).notice;
+  for (const auto& [key, logits] : engine.workers().guesses())
+    reference_guesses_[{std::get<1>(key), std::get<2>(key)}] = logits;
+  CHECK_EQ(reference_guesses_.empty(), !model_.draft_layer);
 }
 
 EngineOptions BitsHarness::engine_options(int ranks, int64_t chunk, int64_t requests) const {
@@ -112,6 +116,7 @@ RequestOptions BitsHarness::request_options(const BitsCase& one, bool prefix_cac
   options.max_tokens = model_.answer_tokens;
   options.sampling = model_.sampling;
   options.use_prefix_cache = prefix_cache;
+  if (model_.draft_layer) options.speculation = {controlplane::DraftSource::kMtp, 3, {}};
   if (one.drafts == Drafts::kOff) return options;
   options.speculation = {controlplane::DraftSource::kForced, 5, reference_tokens_};
   for (size_t i = 0; i < reference_tokens_.size(); ++i) {
@@ -155,12 +160,30 @@ void BitsHarness::drive(LocalEngine& engine, const std::vector<std::pair<Request
 // The script did what it was to do.
 void BitsHarness::expect_drafts(LocalEngine& engine, RequestId request, const BitsCase& one) {
   const controlplane::FinishedNotice& notice = engine.outcome(request).notice;
+  if (model_.draft_layer && one.drafts == Drafts::kOff) {
+    EXPECT_EQ(notice.drafted_tokens, reference_notice_.drafted_tokens) << one.name();
+    EXPECT_EQ(notice.accepted_tokens, reference_notice_.accepted_tokens) << one.name();
+    return;
+  }
   EXPECT_EQ(notice.drafted_tokens > 0, one.drafts != Drafts::kOff) << one.name();
   EXPECT_EQ(notice.accepted_tokens > 0, one.drafts == Drafts::kAll || one.drafts == Drafts::kSome)
       << one.name();
   EXPECT_EQ(notice.accepted_tokens == notice.drafted_tokens,
             one.drafts == Drafts::kAll || one.drafts == Drafts::kOff)
       << one.name();
+}
+
+int64_t BitsHarness::compare_guesses(LocalEngine& engine, RequestId request, int64_t from) {
+  int64_t bad = 0;
+  for (const auto& [key, expected] : reference_guesses_) {
+    if (key.first < from) continue;
+    const auto found = engine.workers().guesses().find({number(request), key.first, key.second});
+    ++guesses_compared_;
+    if (found == engine.workers().guesses().end() ||
+        std::memcmp(found->second.data(), expected.data(), expected.size() * sizeof(float)) != 0)
+      ++bad;
+  }
+  return bad;
 }
 
 int64_t BitsHarness::compare(LocalEngine& engine, RequestId request, const std::string& what, int64_t from) {
@@ -176,6 +199,7 @@ int64_t BitsHarness::compare(LocalEngine& engine, RequestId request, const std::
     if (std::memcmp(found->second.data(), expected.data(), expected.size() * sizeof(float)) != 0) ++bad;
   }
   if (engine.outcome(request).tokens != reference_tokens_) ++bad;
+  bad += compare_guesses(engine, request, from);
   if (bad != 0 && reported_++ < 20) {
     std::printf("  %lld rows differ: %s\n", static_cast<long long>(bad), what.c_str());
   }

@@ -4,6 +4,7 @@
 // chunk, alone, tp), bit by bit; tokens too.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,7 @@ struct BitsModel {
   int64_t prompt_tokens = 205;  // 25 blocks and a partial one
   int64_t answer_tokens = 14;   // crosses at least two block boundaries
   controlplane::SamplingParams sampling;
+  bool draft_layer = false;  // which then guesses three tokens a step; the bits of its logits count, too
 };
 
 class BitsHarness {
@@ -51,12 +53,15 @@ class BitsHarness {
   int64_t mismatches_batched(const std::vector<BitsCase>& cases);
 
   int64_t rows_compared() const { return rows_compared_; }
+  int64_t guesses_compared() const { return guesses_compared_; }
+  const controlplane::FinishedNotice& reference_notice() const { return reference_notice_; }
   const std::vector<uint32_t>& prompt() const { return prompt_; }
 
  private:
   EngineOptions engine_options(int ranks, int64_t chunk, int64_t requests) const;
   RequestOptions request_options(const BitsCase& one, bool prefix_cache) const;
   void expect_drafts(LocalEngine& engine, RequestId request, const BitsCase& one);
+  int64_t compare_guesses(LocalEngine& engine, RequestId request, int64_t from);
   int64_t compare(LocalEngine& engine, RequestId request, const std::string& what, int64_t from);
   // Sends the regroups of a case when its request has answered enough tokens.
   void drive(LocalEngine& engine, const std::vector<std::pair<RequestId, BitsCase>>& requests);
@@ -66,7 +71,10 @@ class BitsHarness {
   std::vector<uint32_t> prompt_;
   std::vector<std::vector<float>> reference_;  // by position
   std::vector<uint32_t> reference_tokens_;
+  std::map<std::pair<int64_t, int64_t>, std::vector<float>> reference_guesses_;  // (position, round)
+  controlplane::FinishedNotice reference_notice_;
   int64_t rows_compared_ = 0;
+  int64_t guesses_compared_ = 0;
   int64_t reported_ = 0;
 };
 

@@ -15,14 +15,14 @@ kv::Mapping anonymous(size_t bytes) {
 
 }  // namespace
 
-const LocalModel& local_model(const std::string& folder, DType weight_dtype) {
+const LocalModel& local_model(const std::string& folder, DType weight_dtype, bool draft_layer) {
   static std::mutex mutex;
-  static std::map<std::pair<std::string, DType>, std::unique_ptr<LocalModel>> models;
+  static std::map<std::tuple<std::string, DType, bool>, std::unique_ptr<LocalModel>> models;
   const std::lock_guard lock(mutex);
-  auto& model = models[{folder, weight_dtype}];
+  auto& model = models[{folder, weight_dtype, draft_layer}];
   if (model == nullptr) {
     model = std::make_unique<LocalModel>();
-    model->config = worker::read_model_config(folder).value();
+    model->config = worker::read_model_config(folder, draft_layer).value();
     model->weight_dtype = weight_dtype;
     const int64_t bytes = worker::weight_arena_bytes(model->config, weight_dtype);
     model->arena = anonymous(static_cast<size_t>(bytes));
@@ -93,6 +93,11 @@ LocalWorkers::LocalWorkers(const LocalModel& model, const LocalOptions& options)
             << "request " << request << ", position " << position << " computed twice with other bits";
       }
       row.assign(logits.begin(), logits.end());
+    };
+    setup.on_guess = [this](uint64_t request, int64_t position, int64_t round,
+                            std::span<const float> logits) {
+      const std::lock_guard lock(logits_mutex_);
+      guesses_[{request, position, round}].assign(logits.begin(), logits.end());
     };
     state->runner = std::make_unique<worker::StepRunner>(std::move(setup));
     ranks_.push_back(std::move(state));

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,8 +25,8 @@ struct LocalModel {
   kv::Mapping arena;
   worker::ModelWeights weights;
 };
-// Loaded once per folder and dtype, kept for the life of the process.
-const LocalModel& local_model(const std::string& folder, DType weight_dtype);
+// Loaded once per folder, dtype and with or without the draft layer; kept for the life of the process.
+const LocalModel& local_model(const std::string& folder, DType weight_dtype, bool draft_layer = false);
 
 struct LocalOptions {
   int rank_count = 1;
@@ -53,6 +54,9 @@ class LocalWorkers {
   Result<std::vector<wire::StepResult>> run(const wire::StepPlan& plan);
   // Every row of logits that was asked for, by (request, position). A row computed twice must be equal.
   const std::map<std::pair<uint64_t, int64_t>, std::vector<float>>& logits() const { return logits_; }
+  // The draft layer's, by (request, position of the lead row, round).
+  using Guesses = std::map<std::tuple<uint64_t, int64_t, int64_t>, std::vector<float>>;
+  const Guesses& guesses() const { return guesses_; }
   void clear_logits() { logits_.clear(); }
   // Those of positions first … end − 1: rows of drafts that did not hold will be computed again.
   void forget_logits(uint64_t request, int64_t first, int64_t end) {
@@ -72,6 +76,7 @@ class LocalWorkers {
   std::mutex logits_mutex_;
   bool keep_logits_ = true;
   std::map<std::pair<uint64_t, int64_t>, std::vector<float>> logits_;
+  Guesses guesses_;
 };
 
 }  // namespace weft::test

@@ -45,6 +45,12 @@ json large() {
     "num_nextn_predict_layers": 1, "eos_token_id": 1, "tie_word_embeddings": false, "attention_bias": false})");
 }
 
+Result<ModelConfig> read_with_draft_layer(const json& config) {
+  const TempFolder folder;
+  test::write_file(folder.file("config.json"), config.dump());
+  return read_model_config(folder.path(), true);
+}
+
 void expect_refused(const json& config, const std::string& field,
                     ErrorCode code = ErrorCode::kBadCheckpoint) {
   const auto read_config = read(config);
@@ -769,6 +775,33 @@ TEST(Config, RandomDamageNeverCrashes) {
     EXPECT_TRUE(std::isfinite(config_read->scale) && config_read->scale > 0);
   }
   EXPECT_GT(accepted, 80);
+}
+
+TEST(DraftLayer, HasExpertsAndAnIndexerOfItsOwn) {
+  auto config = read_with_draft_layer(large());
+  ASSERT_TRUE(config.has_value()) << config.error().text();
+  EXPECT_EQ(config->layers.size(), 62u);
+  EXPECT_EQ(config->main_layers(), 61);
+  EXPECT_EQ(config->layers.back().feed_forward, FeedForward::kMoe);
+  EXPECT_EQ(config->layers.back().indexer, Indexer::kNone);
+  EXPECT_EQ(config->cache_geometry(DType::kBF16, 64).stream(kv::Stream::kEntries).layers, 62);
+  config = read_with_draft_layer(golden("glm_moe_dsa_draft"));
+  ASSERT_TRUE(config.has_value()) << config.error().text();
+  EXPECT_EQ(indexers(*config), "FSFF");
+  EXPECT_EQ(config->index_layers(), 3);
+}
+
+TEST(DraftLayer, MustBeThereAndBeOne) {
+  json config = large();
+  for (const int count : {0, 2}) {
+    config["num_nextn_predict_layers"] = count;
+    const auto refused = read_with_draft_layer(config);
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_EQ(refused.error().code, ErrorCode::kUnsupported);
+    EXPECT_EQ(refused.error().field, "config.json: num_nextn_predict_layers");
+    EXPECT_THAT(refused.error().message, HasSubstr("--speculative mtp needs one"));
+    EXPECT_TRUE(read(config).has_value()) << "without drafts it is fine";
+  }
 }
 
 }  // namespace

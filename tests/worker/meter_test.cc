@@ -151,8 +151,9 @@ void check_way(LocalWorkers& workers, const kv::CostModel& model, const Way& way
   }
 }
 
-void check_model(const std::string& name, DType cache_dtype) {
-  const LocalModel& model = local_model(std::string(WEFT_GOLDEN_FOLDER "/") + name, DType::kF32);
+void check_model(const std::string& name, DType cache_dtype, bool draft_layer = false) {
+  const LocalModel& model =
+      local_model(std::string(WEFT_GOLDEN_FOLDER "/") + name, DType::kF32, draft_layer);
   for (int ranks : {1, 2, 3, 4, 8}) {
     LocalOptions options;
     options.rank_count = ranks;
@@ -180,6 +181,9 @@ TEST(Meter, EqualsTheArithmeticForGroupedQueries) { check_model("qwen3_moe", DTy
 TEST(Meter, EqualsTheArithmeticForUnevenGroups) { check_model("llama_smol", DType::kBF16); }
 TEST(Meter, EqualsTheArithmeticWithWindows) { check_model("qwen2_window", DType::kF32); }
 TEST(Meter, EqualsTheArithmeticForASparseModel) { check_model("deepseek_v32", DType::kF32); }
+TEST(Meter, EqualsTheArithmeticWithADraftLayer) {
+  check_model("glm_moe_dsa_draft", DType::kF32, /*draft_layer=*/true);
+}
 TEST(Meter, EqualsTheArithmeticWithSharedSelections) { check_model("glm_moe_dsa", DType::kBF16); }
 
 }  // namespace

@@ -617,6 +617,37 @@ TEST_F(Accounting, DraftLayersAndRotaryTables) {
   expect_refused(load_changed(one), "unexpected tensors", "model.layers.99999999999999999999.x");
 }
 
+TEST(DraftLayer, IsLoadedWhenAskedFor) {
+  const std::string from = golden_folder("glm_moe_dsa_draft");
+  RawTensors tensors = test::read_weights(from);
+  const ModelConfig config = read_model_config(from, true).value();
+  const auto load_changed = [&] {
+    const TempFolder folder;
+    test::write_checkpoint(folder, from, tensors);
+    Arena arena(weight_arena_bytes(config, DType::kF32));
+    const auto counts =
+        load_weights(folder.path(), config, DType::kF32, arena.data(), arena.bytes(), 0, 1, {});
+    return counts.has_value() ? std::string() : counts.error().text();
+  };
+  const std::string layer = "model.layers.3.";
+  EXPECT_EQ(load_changed(), "");
+  for (const char* name : {"enorm", "hnorm", "eh_proj", "shared_head.norm", "self_attn.indexer.wk"}) {
+    const auto kept = tensors.extract(layer + name + ".weight");
+    ASSERT_FALSE(kept.empty()) << name;
+    EXPECT_THAT(load_changed(), HasSubstr("no such tensor")) << name;
+    tensors[layer + name + ".weight"] = kept.mapped();
+  }
+  // An embedding or a head of its own would have to be used.
+  for (const char* name : {"embed_tokens", "shared_head.head"}) {
+    const auto kept = tensors.at(layer + name + ".weight");
+    tensors[layer + name + ".weight"].bytes[0] ^= 1;
+    EXPECT_THAT(load_changed(), HasSubstr("config.json does not account for")) << name;
+    tensors.erase(layer + name + ".weight");
+    EXPECT_EQ(load_changed(), "") << "a copy may be missing";
+    tensors[layer + name + ".weight"] = kept;
+  }
+}
+
 TEST_F(Accounting, TiedEmbeddings) {
   const std::string tied = config_with(R"("tie_word_embeddings": false)", R"("tie_word_embeddings": true)");
   expect_refused(load_changed(tied), "unexpected tensors",

@@ -34,7 +34,7 @@ void add_options(CLI::App& app, DemoOptions& options, weft::ctl::Arguments& argu
       ->type_name("MODE");
   app.add_option("--speculative", arguments.speculative, "where drafts come from (default: the daemon's)")
       ->type_name("SOURCE")
-      ->check(one_of({"off", "lookup"}));
+      ->check(one_of({"off", "lookup", "mtp"}));
   app.add_option("--draft-tokens", arguments.draft_tokens,
                  "drafts in one step at most (default: the daemon's)")
       ->type_name("K")

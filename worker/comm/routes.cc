@@ -24,6 +24,7 @@ Result<SpanRoute> make_span(const wire::Span& span, int index, int rank_count) {
                     static_cast<int>(span.group_c())};
   route.origin = static_cast<int>(span.origin());
   route.index_c = static_cast<int>(span.index_c());
+  route.draft_tokens = span.draft_tokens();
   route.no_write = span.no_write();
   const kv::Grouping& g = route.grouping;
   if (route.rows < 1) return bad_plan("a span without rows");
@@ -40,6 +41,7 @@ Result<SpanRoute> make_span(const wire::Span& span, int index, int rank_count) {
   const bool reference = span.tokens_size() == 0 && span.has_input() && span.rows() == 1;
   if (!literal && !reference) return bad_plan("a span needs as many tokens as rows, or one input reference");
   if (span.sample_rows() > span.rows()) return bad_plan("more rows draw than there are");
+  if (span.draft_tokens() > 1 && span.prefill()) return bad_plan("a prompt's last row is guessed from once");
   route.wide = rank_count > 1 && route.split == kv::Split::kShared && g.width == rank_count;
   return route;
 }
@@ -87,9 +89,10 @@ Result<StepLayout> StepLayout::make(const wire::StepPlan& plan, int rank_count) 
     const int64_t first_sampled = span.rows - wire_span.sample_rows();
     for (int64_t row = wire_span.digest() ? 0 : first_sampled; row < span.rows; ++row) {
       const int64_t sample = row < first_sampled ? -1 : wire_span.sample_index() + row - first_sampled;
-      layout.head_rows_.push_back(
-          {span.index, span.first_row + row, span.start + row, span.wide ? -1 : owner(span, row, rank_count),
-           static_cast<int>(wire_span.sampler_rank()) % rank_count, sample, wire_span.digest()});
+      HeadRow head = head_row(span, row, static_cast<int>(wire_span.sampler_rank()), rank_count);
+      head.sample = sample;
+      head.digest = wire_span.digest();
+      layout.head_rows_.push_back(head);
     }
   }
   return layout;
@@ -100,16 +103,33 @@ bool StepLayout::passes_entries(Indexer indexer) const {
   return has_owned_ || dcp_count_ > 0 || (indexer == Indexer::kFull && split_count_ > 0);
 }
 
-int64_t StepLayout::head_batches() const {
-  return ceil_div(static_cast<int64_t>(head_rows_.size()), kHeadBatch);
+HeadRow head_row(const SpanRoute& span, int64_t row, int sampler, int rank_count) {
+  HeadRow out;
+  out.span = span.index;
+  out.global = span.first_row + row;
+  out.position = span.start + row;
+  out.provider = span.wide || rank_count == 1 ? -1 : owner(span, row, rank_count);
+  out.sampler = sampler % rank_count;
+  return out;
 }
 
-bool StepLayout::passes_head_rows(int64_t batch) const {
-  if (rank_count_ == 1) return false;
-  const auto begin = head_rows_.begin() + batch * kHeadBatch;
-  const auto end = head_rows_.begin() + std::min<int64_t>((batch + 1) * kHeadBatch, std::ssize(head_rows_));
-  return std::any_of(begin, end, [](const HeadRow& row) { return row.provider >= 0; });
+bool passes_head_rows(std::span<const HeadRow> batch) {
+  return std::any_of(batch.begin(), batch.end(), [](const HeadRow& row) { return row.provider >= 0; });
 }
+
+namespace {
+
+int64_t head_exchanges(std::span<const HeadRow> rows) {
+  int64_t count = 0;
+  while (!rows.empty()) {
+    const auto batch = std::min<size_t>(kHeadBatch, rows.size());
+    count += passes_head_rows(rows.first(batch)) ? 2 : 1;
+    rows = rows.subspan(batch);
+  }
+  return count;
+}
+
+}  // namespace
 
 int64_t StepLayout::exchange_count(const ModelConfig& config) const {
   if (rank_count_ == 1) return 0;
@@ -117,8 +137,29 @@ int64_t StepLayout::exchange_count(const ModelConfig& config) const {
   for (const LayerConfig& layer : config.layers) {
     count += (passes_entries(layer.indexer) ? 1 : 0) + (passes_partials() ? 1 : 0) + 2;
   }
-  for (int64_t batch = 0; batch < head_batches(); ++batch) count += passes_head_rows(batch) ? 2 : 1;
-  return count;
+  count += head_exchanges(head_rows_);
+  return config.draft_layer ? count + draft_exchange_count(config) : count;
+}
+
+// Round 0 runs with the step's own rows, and is counted with the layers. Each further one has a row for each
+// span that wants more guesses.
+int64_t StepLayout::draft_exchange_count(const ModelConfig& config) const {
+  int64_t count = 0;
+  for (int64_t round = 0;; ++round) {
+    std::vector<HeadRow> rows;
+    bool dcp = false, split = false;
+    for (const SpanRoute& span : spans_) {
+      if (span.draft_tokens <= round) continue;
+      rows.push_back(head_row(span, span.rows - 1, 0, rank_count_));
+      dcp = dcp || span.dcp();
+      split = split || span.split_index();
+    }
+    if (rows.empty()) return count;
+    count += head_exchanges(rows);
+    if (round == 0) continue;
+    const bool entries = dcp || (split && config.layers.back().indexer == Indexer::kFull);
+    count += (entries ? 1 : 0) + (dcp ? 1 : 0) + 2;
+  }
 }
 
 kv::Range vocabulary_slice(int64_t vocabulary, int rank, int rank_count) {

@@ -20,6 +20,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kv/layout.h"
@@ -47,6 +48,7 @@ struct SpanRoute {
   kv::Grouping grouping;
   int origin = 0;
   int index_c = 1;
+  int64_t draft_tokens = 0;
   bool no_write = false;
   bool wide = false;
   bool dcp() const { return wide && grouping.c > 1; }
@@ -65,8 +67,8 @@ struct HeadRow {
   int span = 0;
   int64_t global = 0;
   int64_t position = 0;
-  int provider = 0;  // the rank that publishes it; any rank of a wide row has it
-  int sampler = 0;   // the rank that receives the whole row of logits
+  int provider = 0;     // the rank that publishes it; any rank of a wide row has it
+  int sampler = 0;      // the rank that receives the whole row of logits
   int64_t sample = -1;  // token table cell of what it draws; −1: it draws nothing
   bool digest = false;
 };
@@ -91,13 +93,12 @@ class StepLayout {
   bool passes_entries(Indexer indexer) const;
   bool passes_partials() const { return dcp_count_ > 0; }
   bool passes_sums() const { return rank_count_ > 1; }
-  bool passes_head_rows(int64_t batch) const;
   bool passes_logits() const { return rank_count_ > 1; }
-  int64_t head_batches() const;
   // The closed formula of the number of exchange points.
   int64_t exchange_count(const ModelConfig& config) const;
 
  private:
+  int64_t draft_exchange_count(const ModelConfig& config) const;
   int rank_count_ = 1;
   std::vector<SpanRoute> spans_;
   std::vector<std::vector<HomeRow>> home_;
@@ -105,6 +106,11 @@ class StepLayout {
   int64_t row_count_ = 0, wide_count_ = 0, dcp_count_ = 0, split_count_ = 0;
   bool has_owned_ = false, has_copies_ = false;
 };
+
+// Row `row` of a span as one whose logits are wanted.
+HeadRow head_row(const SpanRoute& span, int64_t row, int sampler, int rank_count);
+// Whether the hidden states of a batch of them have to travel.
+bool passes_head_rows(std::span<const HeadRow> batch);
 
 // The members of rank's group of c ranks: [first, first + c).
 constexpr int group_first(int rank, int c) { return rank / c * c; }

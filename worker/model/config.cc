@@ -394,6 +394,22 @@ void read_indexer(FieldReader& f, ModelConfig& c, bool interleaved_by_default) {
   }
 }
 
+// ---- draft layer ------------------------------------------------------------------------------------
+
+// It has experts if any layer has, and always an indexer of its own.
+void add_draft_layer(FieldReader& f, ModelConfig& c) {
+  const char* field = f.has("num_mtp_layers") ? "num_mtp_layers" : "num_nextn_predict_layers";
+  if (c.extra_layers != 1) {
+    const std::string what = c.extra_layers == 0
+                                 ? "the model has no draft layer"
+                                 : std::to_string(c.extra_layers) + " draft layers are not served, only one";
+    f.fail(field, what + "; --speculative mtp needs one", ErrorCode::kUnsupported);
+  }
+  c.draft_layer = true;
+  c.layers.push_back({c.experts > 0 ? FeedForward::kMoe : FeedForward::kDense,
+                      c.index_topk > 0 ? Indexer::kFull : Indexer::kNone});
+}
+
 // ---- files ------------------------------------------------------------------------------------------
 
 Result<nlohmann::json> read_object(const std::string& folder, const std::string& name) {
@@ -440,7 +456,7 @@ kv::CacheGeometry ModelConfig::cache_geometry(DType cache_dtype, int64_t block_t
   return out;
 }
 
-Result<ModelConfig> read_model_config(const std::string& folder) {
+Result<ModelConfig> read_model_config(const std::string& folder, bool draft_layer) {
   TRY(const nlohmann::json object, read_object(folder, "config.json"));
   FieldReader f(object, "config.json");
   ModelConfig c;
@@ -455,6 +471,7 @@ Result<ModelConfig> read_model_config(const std::string& folder) {
   read_feed_forward(f, c, *family);
   if (family->has_indexer) read_indexer(f, c, family->index_interleaved);
   read_eos(f, c);
+  if (draft_layer) add_draft_layer(f, c);
   if (f.failed()) return f.error();
 
   const Result<nlohmann::json> generation = read_object(folder, "generation_config.json");

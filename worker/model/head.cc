@@ -11,13 +11,24 @@
 namespace weft::worker {
 
 Result<void> Head::run(const wire::StepPlan& plan, wire::StepResult& result) {
-  for (int64_t index = 0; index < state_.layout.head_batches(); ++index) TRY_VOID(batch(index, plan, result));
+  const std::span<const HeadRow> rows = state_.layout.head_rows();
+  return run(rows, state_.weights.final_norm, [&](int64_t row, const float* logits) {
+    finish_row(rows[static_cast<size_t>(row)], plan, logits, result);
+  });
+}
+
+Result<void> Head::run(std::span<const HeadRow> rows, const float* norm, const Take& take) {
+  for (int64_t begin = 0; begin < std::ssize(rows); begin += kHeadBatch) {
+    const auto count = std::min(kHeadBatch, std::ssize(rows) - begin);
+    TRY_VOID(batch(rows.subspan(static_cast<size_t>(begin), static_cast<size_t>(count)), norm,
+                   [&](int64_t row, const float* logits) { take(begin + row, logits); }));
+  }
   return {};
 }
 
-Result<void> Head::gather(int64_t index, std::span<const HeadRow> rows) {
+Result<void> Head::gather(std::span<const HeadRow> rows, const float* norm) {
   const int64_t d = state_.config.hidden;
-  const bool exchanged = state_.layout.passes_head_rows(index);
+  const bool exchanged = passes_head_rows(rows);
   float* outbox = exchanged ? state_.outbox() : nullptr;
   std::vector<int64_t> home_of(static_cast<size_t>(state_.layout.row_count()), -1);
   for (int64_t i = 0; i < state_.home_count(); ++i) {
@@ -27,8 +38,7 @@ Result<void> Head::gather(int64_t index, std::span<const HeadRow> rows) {
     const int64_t home = home_of[static_cast<size_t>(rows[i].global)];
     if (home < 0) continue;
     float* out = hidden_.data() + static_cast<int64_t>(i) * d;
-    kernels::rms_norm(state_.x.data() + home * d, d, state_.weights.final_norm, state_.config.rms_eps, 1, d,
-                      out, d);
+    kernels::rms_norm(state_.x.data() + home * d, d, norm, state_.config.rms_eps, 1, d, out, d);
     if (exchanged && rows[i].provider == state_.rank) {
       std::memcpy(outbox, out, static_cast<size_t>(d) * sizeof(float));
       outbox += d;
@@ -49,15 +59,11 @@ Result<void> Head::gather(int64_t index, std::span<const HeadRow> rows) {
   return {};
 }
 
-Result<void> Head::batch(int64_t index, const wire::StepPlan& plan, wire::StepResult& result) {
+Result<void> Head::batch(std::span<const HeadRow> rows, const float* norm, const Take& take) {
   const ModelConfig& config = state_.config;
-  const auto& all = state_.layout.head_rows();
-  const auto begin = static_cast<size_t>(index * kHeadBatch);
-  const std::span<const HeadRow> rows(all.data() + begin,
-                                      std::min(static_cast<size_t>(kHeadBatch), all.size() - begin));
   const auto count = std::ssize(rows);
   scratch(hidden_, count * config.hidden);
-  TRY_VOID(gather(index, rows));
+  TRY_VOID(gather(rows, norm));
 
   const kv::Range own = vocabulary_slice(config.vocabulary, state_.rank, state_.rank_count);
   const bool exchanged = state_.layout.passes_logits();
@@ -80,7 +86,7 @@ Result<void> Head::batch(int64_t index, const wire::StepPlan& plan, wire::StepRe
     const HeadRow& row = rows[static_cast<size_t>(i)];
     if (row.sampler != state_.rank) continue;
     if (!exchanged) {
-      finish_row(row, plan, out + i * config.vocabulary, result);
+      take(i, out + i * config.vocabulary);
       continue;
     }
     for (int from = 0; from < state_.rank_count; ++from) {
@@ -90,7 +96,7 @@ Result<void> Head::batch(int64_t index, const wire::StepPlan& plan, wire::StepRe
                   static_cast<size_t>(bytes));
       if (from != state_.rank) state_.count(row.span, kv::CrossKind::kRows, bytes);
     }
-    finish_row(row, plan, logits_.data(), result);
+    take(i, logits_.data());
   }
   return {};
 }
@@ -111,10 +117,15 @@ void Head::finish_row(const HeadRow& row, const wire::StepPlan& plan, const floa
     out->set_position(static_cast<uint64_t>(row.position));
     out->set_sha256(digest, sizeof digest);
   }
-  if (row.sample < 0) return;
-  const auto cell = static_cast<uint32_t>(row.sample);
+  if (row.sample >= 0) draw(plan, row.span, static_cast<uint32_t>(row.sample), row.position, logits, result);
+}
+
+void Head::draw(const wire::StepPlan& plan, int index, uint32_t cell, int64_t position, const float* logits,
+                wire::StepResult& result) {
+  const int64_t vocabulary = state_.config.vocabulary;
+  const wire::Span& span = plan.spans(index);
   wire::SampledToken* out = result.add_samples();
-  out->set_span(static_cast<uint32_t>(row.span));
+  out->set_span(static_cast<uint32_t>(index));
   out->set_sample_index(cell);
   if (!kernels::all_finite(logits, vocabulary)) {
     // The request will fail; a later row that names this token still needs one.
@@ -127,7 +138,7 @@ void Head::finish_row(const HeadRow& row, const wire::StepPlan& plan, const floa
   sampler.top_k = span.sampling().top_k();
   sampler.top_p = span.sampling().top_p();
   sampler.seed = span.sampling().seed();
-  const uint32_t token = kernels::sample(sampler, logits, vocabulary, static_cast<uint64_t>(row.position));
+  const uint32_t token = kernels::sample(sampler, logits, vocabulary, static_cast<uint64_t>(position));
   out->set_token(token);
   state_.setup.control->write_token(StepId{plan.step()}, cell, token);
 }

@@ -6,6 +6,8 @@
 // waits.
 #pragma once
 
+#include <functional>
+
 #include "worker/model/step_state.h"
 
 namespace weft::worker {
@@ -13,14 +15,21 @@ namespace weft::worker {
 class Head {
  public:
   explicit Head(StepState& state) : state_(state) {}
-  // Passes the head's exchange points and fills samples and digests of the rows whose sampler is this rank.
+  // The layout's head rows: passes the head's exchange points, fills samples and digests of those whose
+  // sampler is this rank.
   Result<void> run(const wire::StepPlan& plan, wire::StepResult& result);
+  // `take` gets the logits of every row (by number) whose sampler is this rank. `norm` comes before the head.
+  using Take = std::function<void(int64_t row, const float* logits)>;
+  Result<void> run(std::span<const HeadRow> rows, const float* norm, const Take& take);
+  // Draws the token of a span of the plan that follows `position`, into a cell of the token table.
+  void draw(const wire::StepPlan& plan, int span, uint32_t cell, int64_t position, const float* logits,
+            wire::StepResult& result);
 
  private:
-  Result<void> batch(int64_t index, const wire::StepPlan& plan, wire::StepResult& result);
+  Result<void> batch(std::span<const HeadRow> rows, const float* norm, const Take& take);
   // The normed last hidden states of the batch's rows that this rank can give, and all of them after the
   // exchange.
-  Result<void> gather(int64_t index, std::span<const HeadRow> rows);
+  Result<void> gather(std::span<const HeadRow> rows, const float* norm);
   void finish_row(const HeadRow& row, const wire::StepPlan& plan, const float* logits,
                   wire::StepResult& result);
 

@@ -45,6 +45,13 @@ class Planner {
     vector(weights_.final_norm, "model.norm.weight", c_.hidden);
     matrix(weights_.head, c_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight", c_.vocabulary,
            c_.hidden);
+    if (c_.draft_layer) {
+      const std::string prefix = "model.layers." + std::to_string(c_.main_layers()) + ".";
+      vector(weights_.draft.embedding_norm, prefix + "enorm.weight", c_.hidden);
+      vector(weights_.draft.hidden_norm, prefix + "hnorm.weight", c_.hidden);
+      matrix(weights_.draft.combine, prefix + "eh_proj.weight", c_.hidden, 2 * c_.hidden);
+      vector(weights_.draft.norm, prefix + "shared_head.norm.weight", c_.hidden);
+    }
     return std::move(places_);
   }
 

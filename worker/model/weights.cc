@@ -65,8 +65,22 @@ bool may_be_ignored(std::string_view name, const ModelConfig& config) {
   for (; at < name.size() && name[at] >= '0' && name[at] <= '9' && layer <= INT32_MAX; ++at) {
     layer = layer * 10 + (name[at] - '0');
   }
-  const auto layers = static_cast<int64_t>(config.layers.size());
-  return at < name.size() && name[at] == '.' && layer >= layers && layer < layers + config.extra_layers;
+  const auto layers = static_cast<int64_t>(config.layers.size());  // loaded ones, a draft layer among them
+  return at < name.size() && name[at] == '.' && layer >= layers &&
+         layer < config.main_layers() + config.extra_layers;
+}
+
+// What a tensor repeats, or empty: released draft layers bring embedding and head again, and an export may
+// write out a tied head.
+std::string repeated(std::string_view name, const ModelConfig& config) {
+  const char* const embedding = "model.embed_tokens.weight";
+  const char* const head = config.tied_embeddings ? embedding : "lm_head.weight";
+  if (config.tied_embeddings && name == "lm_head.weight") return embedding;
+  if (!config.draft_layer) return "";
+  const std::string prefix = "model.layers." + std::to_string(config.main_layers()) + ".";
+  if (name == prefix + "embed_tokens.weight") return embedding;
+  if (name == prefix + "shared_head.head.weight") return head;
+  return "";
 }
 
 bool same_bytes(const Tensor& a, const Tensor& b) {
@@ -113,10 +127,8 @@ Result<std::vector<Found>> account(const Checkpoint& checkpoint, const WeightPla
   size_t count = 0;
   for (const auto& [name, item] : checkpoint.items()) {
     if (used.contains(name) || may_be_ignored(name, config)) continue;
-    if (config.tied_embeddings && name == "lm_head.weight" &&
-        same_bytes(*item.tensor, *checkpoint.find("model.embed_tokens.weight")->tensor)) {
-      continue;  // written out although tied
-    }
+    const std::string original = repeated(name, config);
+    if (!original.empty() && same_bytes(*item.tensor, *checkpoint.find(original)->tensor)) continue;
     if (++count <= kNamesShownMax) names += (count == 1 ? "" : ", ") + item.file + ": " + name;
   }
   if (count > kNamesShownMax) names += " and " + std::to_string(count - kNamesShownMax) + " more";

@@ -60,12 +60,21 @@ struct LayerWeights {
   Mlp shared;  // shared_width 0: empty
 };
 
+// What a draft layer has beside a layer's weights; all empty where none is loaded.
+struct DraftWeights {
+  const float* embedding_norm = nullptr;  // enorm: [hidden]
+  const float* hidden_norm = nullptr;     // hnorm: [hidden]
+  kernels::PackedMatrix combine;          // eh_proj: [hidden, 2 hidden], the embedding's half first
+  const float* norm = nullptr;            // shared_head.norm: [hidden]
+};
+
 struct ModelWeights {
   DType dtype = DType::kF32;
   const std::byte* embedding = nullptr;  // [vocabulary][hidden], dtype, rows as stored (not packed)
   std::vector<LayerWeights> layers;
   const float* final_norm = nullptr;
   kernels::PackedMatrix head;  // [vocabulary, hidden]
+  DraftWeights draft;          // embedding and head are the model's
 };
 
 // Bytes of the weight arena, directory included.
