@@ -64,7 +64,7 @@ struct Told {
 };
 
 Told run(client::Client& client, const wire::GenerateRequest& request,
-        const std::function<void(uint64_t index)>& at_token = {}) {
+         const std::function<void(uint64_t index)>& at_token = {}) {
   Told out;
   client::StreamHandlers handlers;
   handlers.digest = [&](const wire::PositionDigest& d) { out.digests[d.position()] = d.sha256(); };

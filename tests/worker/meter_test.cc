@@ -152,8 +152,7 @@ void check_way(LocalWorkers& workers, const kv::CostModel& model, const Way& way
 }
 
 void check_model(const std::string& name, DType cache_dtype, bool draft_layer = false) {
-  const LocalModel& model =
-      local_model(std::string(WEFT_GOLDEN_FOLDER "/") + name, DType::kF32, draft_layer);
+  const LocalModel& model = local_model(std::string(WEFT_GOLDEN_FOLDER "/") + name, DType::kF32, draft_layer);
   for (int ranks : {1, 2, 3, 4, 8}) {
     LocalOptions options;
     options.rank_count = ranks;
