@@ -77,6 +77,7 @@ Error too_large(const Limits& limits, const Choice& choice, const PageCounts& po
 Result<void> check_fits_alone(const Limits& limits, int64_t prompt, int64_t max_tokens,
                               const GroupingWish& wish) {
   TRY_VOID(kv::validate_decode(wish.decode, limits.rank_count));
+  TRY_VOID(kv::validate_mechanisms(wish.mechanisms, wish.decode));
   // Subtracted, not added: max_tokens may be absurd.
   if (prompt >= limits.max_context || max_tokens > limits.max_context - prompt) {
     return error(ErrorCode::kTooLarge,

@@ -187,11 +187,17 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
   if (event.has_prefill) wish.prefill = event.wish.prefill;
   if (event.has_decode) wish.decode = event.wish.decode;
   if (event.has_index) wish.index = event.wish.index;
+  wish.mechanisms = kv::parse_mechanisms(event.mechanisms, wish.mechanisms).value();
+  const bool form_changed = wish.mechanisms.form != sequence.wish.mechanisms.form;
   const auto name = [&](const GroupingWish& w, const Placement* placement) {
     std::string text = placement != nullptr
                            ? placement_name(limits_, *placement)
                            : kv::decode_name(w.decode) + ", index " + kv::index_name(w.index);
     if (event.has_prefill) text += std::string(", prefill ") + kv::split_name(w.prefill);
+    if (!event.mechanisms.empty()) {
+      const std::string named = kv::mechanisms_name(w.mechanisms);
+      text += named.empty() ? ", default mechanisms" : ", " + named;
+    }
     return text;
   };
   RegroupedNotice notice{event.command,
@@ -202,6 +208,12 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
                          0,
                          error(ErrorCode::kOk, "")};
   notice.after = notice.before;
+  if (form_changed) {
+    // Its blocks are shared by others, who count on the bits of one form.
+    notice.error =
+        error(ErrorCode::kInvalidArgument, "the form of a request that has come in is fixed", "mechanisms");
+    return notice;
+  }
   if (!sequence.running) {
     if (auto fits = check_fits_alone(limits_, sequence.prompt, sequence.max_tokens, wish); !fits) {
       notice.error = fits.error();

@@ -12,6 +12,7 @@
 #include "controlplane/speculation.h"
 #include "kv/block_hash.h"
 #include "kv/layout.h"
+#include "kv/mechanisms.h"
 #include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
 
@@ -29,6 +30,7 @@ struct GroupingWish {
   kv::Split prefill = kv::Split::kZigzag;
   kv::DecodeWish decode;
   kv::IndexWish index;
+  kv::Mechanisms mechanisms = {};
   friend bool operator==(const GroupingWish&, const GroupingWish&) = default;
 };
 
@@ -81,6 +83,7 @@ struct RegroupRequested {
   bool has_prefill = false, has_decode = false, has_index = false;
   GroupingWish wish;  // only the fields marked
   bool dry_run = false;
+  std::string mechanisms = {};  // those that change (kv::parse_mechanisms); checked by the shell
 };
 
 using Event = std::variant<RequestArrived, CancelRequested, PauseChanged, StepAcknowledged, PlansAbandoned,

@@ -19,6 +19,13 @@ struct Limits {
   kv::CacheGeometry geometry;
   std::vector<std::array<int64_t, kv::kStreams>> pool_pages;  // [rank][stream]; 0 for a stream without layers
 
+  // Of the model, to count what a choice of mechanisms moves; 0: unknown, and nothing is chosen by bytes.
+  int64_t query_bytes = 0;  // of one query head
+  int64_t value_width = 0;  // elements of a partial's o
+  int64_t index_topk = 0;   // 0: every row reads all it may see
+  int64_t window = 0;       // keys that a row sees in so many layers
+  int64_t window_layers = 0;
+
   int64_t max_context = 0;  // tokens of prompt and answer together
   int64_t table_count = 0;  // > max_running: a sequence that changes its table needs a second one for a while
   int64_t max_running = 64;      // sequences that hold pages

@@ -1,7 +1,6 @@
 #include "controlplane/placement.h"
 
-#include <numeric>
-
+#include "kv/cost.h"
 #include "proto/vocab/check.h"
 
 namespace weft::controlplane {
@@ -19,7 +18,7 @@ Placement placement_of(const Limits& limits, kv::DecodeWish decode, kv::IndexWis
       placement.grouping = {0, ranks, decode.c};
       break;
     case kv::DecodeKind::kDp:
-      placement.grouping = {dp_rank, 1, 1};
+      placement.grouping = {dp_rank / decode.width * decode.width, decode.width, decode.c};
       break;
   }
   placement.residency = kv::residency_of(placement.grouping, placement.index, ranks);
@@ -28,9 +27,10 @@ Placement placement_of(const Limits& limits, kv::DecodeWish decode, kv::IndexWis
 }
 
 std::vector<int> placement_choices(const Limits& limits, kv::DecodeWish decode) {
-  std::vector<int> ranks(decode.kind == kv::DecodeKind::kDp ? static_cast<size_t>(limits.rank_count) : 1);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
+  if (decode.kind != kv::DecodeKind::kDp) return {0};
+  std::vector<int> bases;
+  for (int base = 0; base < limits.rank_count; base += decode.width) bases.push_back(base);
+  return bases;
 }
 
 std::string placement_name(const Limits& limits, const Placement& placement) {
@@ -52,6 +52,37 @@ kv::Split chunk_split(kv::Split wish, int64_t rows, bool no_write, int rank_coun
   return kv::Split::kShared;
 }
 
+bool passes_query(const Limits& limits, const Placement& placement, kv::Split split, kv::ContextPath path,
+                  int64_t start, int64_t rows, int origin) {
+  if (split == kv::Split::kShared || path == kv::ContextPath::kPassKv) return false;
+  if (limits.index_topk > 0 && start + rows > limits.index_topk) return false;
+  if (path == kv::ContextPath::kPassQ) return true;
+  if (limits.query_bytes == 0) return false;
+  kv::CostModel model;
+  model.geometry = limits.geometry;
+  model.query_bytes = limits.query_bytes;
+  model.value_width = limits.value_width;
+  model.index_topk = limits.index_topk;
+  model.layers = limits.geometry.stream(kv::Stream::kEntries).layers;
+  model.window = limits.window;
+  model.window_layers = limits.window_layers;
+  model.rank_count = limits.rank_count;
+  kv::CostSpan span;
+  span.start = start;
+  span.rows = rows;
+  span.split = split;
+  span.grouping = placement.grouping;
+  span.residency = placement.residency;
+  span.origin = origin;
+  const auto bytes = [&](kv::ContextPath with) {
+    span.mechanisms.context = with;
+    int64_t sum = 0;
+    for (const int64_t kind : kv::total_step_cost(model, span).crossed.by_kind) sum += kind;
+    return sum;
+  };
+  return bytes(kv::ContextPath::kPassQ) < bytes(kv::ContextPath::kPassKv);
+}
+
 BlockNeeds::BlockNeeds(const Limits& limits, const kv::Residency& residency, int64_t first, int64_t last)
     : limits_(limits), residency_(residency), blocks_(last > first ? last - first : 0) {
   for (const kv::Stream stream : kv::kAllStreams) {
@@ -71,13 +102,13 @@ PageCounts BlockNeeds::pages(int origin) const {
     const kv::Pattern pattern = residency_.of(stream);
     int64_t blocks = blocks_;
     if (pattern.kind == kv::PatternKind::kSingle && pattern.argument != rank) blocks = 0;
-    if (pattern.kind == kv::PatternKind::kStriped) {
+    const kv::Range parts = kv::held_parts(limits_.geometry, stream, pattern, rank, limits_.rank_count);
+    if (pattern.kind == kv::PatternKind::kStriped && !parts.empty()) {
       const int c = pattern.argument;
-      const int owned = kv::owned_class(rank % c, origin, c);
+      const int owned = kv::owned_class((rank - pattern.base) % c, origin, c);
       blocks = by_class_[static_cast<size_t>(stream)][static_cast<size_t>(owned)];
     }
-    need.at(stream, rank) =
-        blocks * kv::held_parts(limits_.geometry, stream, pattern, rank, limits_.rank_count).size();
+    need.at(stream, rank) = blocks * parts.size();
   });
   return need;
 }

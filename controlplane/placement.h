@@ -22,10 +22,10 @@ struct Placement {
   friend bool operator==(const Placement&, const Placement&) = default;
 };
 
-// tp: (0, W, 1); dcp(c): (0, W, c); dp: (dp_rank, 1, 1). The wish is valid. Without index keys, the index
-// counts as copied.
+// tp: (0, W, 1); dcp(c): (0, W, c); dp: the group that dp_rank is in. The wish is valid. Without index keys,
+// the index counts as copied.
 Placement placement_of(const Limits& limits, kv::DecodeWish decode, kv::IndexWish index, int dp_rank);
-// The ranks that dp may choose from; one (any) for other wishes.
+// The groups that dp may choose from, each by its first rank; one (any) for other wishes.
 std::vector<int> placement_choices(const Limits& limits, kv::DecodeWish decode);
 // "tp, index copied"
 std::string placement_name(const Limits& limits, const Placement& placement);
@@ -33,6 +33,11 @@ std::string placement_name(const Limits& limits, const Placement& placement);
 // How a chunk of a prompt is split: as wished, or shared when it is too short to give every rank a row of
 // each of its pieces, when it must not write, or when there is one rank.
 kv::Split chunk_split(kv::Split wish, int64_t rows, bool no_write, int rank_count);
+
+// Whether the queries of an owned chunk [start, start + rows) travel to the holders of its context, as asked
+// or by counted bytes. Never where rows select entries, or nothing lies elsewhere.
+bool passes_query(const Limits& limits, const Placement& placement, kv::Split split, kv::ContextPath path,
+                  int64_t start, int64_t rows, int origin);
 
 // Pages of blocks [first, last) under a residency, for every pool.
 class BlockNeeds {

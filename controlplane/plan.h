@@ -48,7 +48,12 @@ struct Span {
   kv::Grouping grouping;
   int origin = 0;
   int index_c = 1;
-  bool index_copied = true;  // false: the keys lie striped over index_c ranks
+  bool index_copied = true;      // false: the keys lie striped over index_c ranks
+  bool replicate_query = false;  // kv::Mechanisms, where the cache is split
+  bool tree_partials = false;
+  bool pass_query = false;  // owned rows
+  bool copy_context = false;
+  bool expand_context = false;
   bool no_write = false;
   bool prefill = false;
   std::vector<uint32_t> tokens;  // literal inputs, drafts last, or empty when has_input_ref

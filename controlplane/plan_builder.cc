@@ -215,6 +215,16 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::
   span.origin = sequence.origin;
   span.index_c = placement.index_c;
   span.index_copied = placement.index.kind == kv::IndexKind::kCopied;
+  const kv::Mechanisms& mechanisms = sequence.wish.mechanisms;
+  const bool partials = span.split == kv::Split::kShared && placement.grouping.c > 1;
+  span.replicate_query = partials && mechanisms.query == kv::QueryPath::kReplicated;
+  span.tree_partials = partials && mechanisms.partials == kv::PartialsPath::kTree;
+  span.copy_context = span.split != kv::Split::kShared && mechanisms.fetch == kv::FetchPath::kCopies;
+  span.pass_query =
+      passes_query(limits_, placement, span.split, mechanisms.context, span.start, rows, sequence.origin);
+  const bool dense = limits_.index_topk == 0 || span.start + rows <= limits_.index_topk;
+  span.expand_context = span.split != kv::Split::kShared && dense && !span.pass_query &&
+                        mechanisms.form == kv::AttentionForm::kExpanded;
   span.prefill = prefill;
   const int64_t known = rows - std::ssize(drafts);
   if (span.start + known <= std::ssize(sequence.tokens)) {

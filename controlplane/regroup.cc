@@ -64,9 +64,11 @@ PageCounts pages_to_take(const Sequence& sequence, const Memory& memory, const k
 Result<RegroupPrice> price_regroup(const Sequence& sequence, const Memory& memory, const GroupingWish& wish) {
   const Limits& limits = memory.limits();
   TRY_VOID(kv::validate_decode(wish.decode, limits.rank_count));
+  TRY_VOID(kv::validate_mechanisms(wish.mechanisms, wish.decode));
   std::vector<int> ranks = placement_choices(limits, wish.decode);
-  if (wish.decode.kind == kv::DecodeKind::kDp && sequence.target().kind == kv::DecodeKind::kDp) {
-    ranks = {sequence.target().grouping.base};
+  const Placement& now = sequence.target();
+  if (wish.decode.kind == kv::DecodeKind::kDp && now.grouping.width == wish.decode.width) {
+    ranks = {now.grouping.base};
   }
   RegroupPrice best;
   int64_t best_slack = std::numeric_limits<int64_t>::min();

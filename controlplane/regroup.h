@@ -23,8 +23,8 @@ struct RegroupPrice {
 // Pages that the sequence still has to take under a residency: missing ones and those of rows to come.
 PageCounts pages_to_take(const Sequence& sequence, const Memory& memory, const kv::Residency& residency);
 
-// What a change to a wish would take and move now. For dp: on the rank where most room is left; a sequence
-// that is on one rank already stays there. kResourceExhausted names pages needed and free.
+// What a change to a wish would take and move now. For dp: in the group where most room is left; a
+// sequence that is in such a group already stays there. kResourceExhausted names pages needed and free.
 Result<RegroupPrice> price_regroup(const Sequence& sequence, const Memory& memory, const GroupingWish& wish);
 
 // Accepts a price just computed.

@@ -48,7 +48,11 @@ struct ClientService::Prompt {
     if (only_tokenize) return;
     outcome = validate_prompt(tokens, field, model);
     if (!outcome) return;
-    root = kv::namespace_hash(model.name, cache_format, checked.cache_salt);
+    root = kv::namespace_hash(model.name,
+                              checked.grouping.mechanisms.form == kv::AttentionForm::kExpanded
+                                  ? cache_format + "/expanded"
+                                  : cache_format,
+                              checked.cache_salt);
     hashes = kv::block_hashes(root, tokens, block_tokens);
   }
 };
@@ -241,7 +245,8 @@ void ClientService::submit(Prompt& prompt) {
                                 {"prefill", kv::split_name(event.grouping.prefill)},
                                 {"decode", kv::decode_name(event.grouping.decode)},
                                 {"index", kv::index_name(event.grouping.index)},
-                                {"speculative", controlplane::draft_source_name(event.speculation.source)}});
+                                {"speculative", controlplane::draft_source_name(event.speculation.source)},
+                                {"mechanisms", kv::mechanisms_name(event.grouping.mechanisms)}});
   wire::ClientReply reply;
   reply.mutable_accepted()->set_request(number(id));
   reply.mutable_accepted()->set_prompt_tokens(event.prompt.size());

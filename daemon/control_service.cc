@@ -41,6 +41,7 @@ std::string regroup_detail(const wire::RegroupRequest& request) {
   if (!request.prefill().empty()) text += " prefill=" + request.prefill();
   if (!request.decode().empty()) text += " decode=" + request.decode();
   if (!request.index().empty()) text += " index=" + request.index();
+  if (!request.mechanisms().empty()) text += " mechanisms=" + request.mechanisms();
   return request.dry_run() ? text + " dry-run" : text;
 }
 
@@ -101,9 +102,7 @@ wire::ControlReply ControlService::status() const {
   status->set_workers(static_cast<uint32_t>(view.options->workers));
   status->set_epoch(number(view.fleet->epoch()));
   status->set_uptime_ns(as_unsigned((loop_.now() - view.started).count()));
-  status->set_prefill(kv::split_name(view.defaults->prefill));
-  status->set_decode(kv::decode_name(view.defaults->decode));
-  status->set_index(kv::index_name(view.defaults->index));
+  set_grouping(*view.defaults, status);
   status->set_speculative(controlplane::draft_source_name(view.options->speculation.source));
   status->set_draft_tokens(static_cast<uint32_t>(view.options->speculation.draft_tokens));
   status->set_block_tokens(as_unsigned(view.options->block_tokens));
@@ -111,6 +110,7 @@ wire::ControlReply ControlService::status() const {
   // Empty as long as the model is not described.
   const auto weights = from_wire(model.weight_dtype(), "weight_dtype");
   status->set_weight_dtype(weights ? dtype_name(*weights) : "");
+  status->set_experts(view.options->split_experts ? "split" : "whole");
   status->set_cache_dtype(dtype_name(view.options->cache_dtype));
   status->set_instruction_set(model.instruction_set());
   status->set_worker_restarts(view.fleet->restarts());
@@ -155,9 +155,7 @@ void ControlService::fill_status(const RequestRecord& record, wire::RequestStatu
   to->set_computed_tokens(as_unsigned(record.computed_tokens));
   to->set_completion_tokens(as_unsigned(record.completion_tokens));
   to->set_max_tokens(as_unsigned(record.max_tokens));
-  to->set_prefill(kv::split_name(record.wish.prefill));
-  to->set_decode(kv::decode_name(record.wish.decode));
-  to->set_index(kv::index_name(record.wish.index));
+  set_grouping(record.wish, to);
   to->set_age_ns(as_unsigned((loop_.now() - record.arrived).count()));
   const auto snapshot = view.engine->plane().request(record.id);
   if (!snapshot) return;
@@ -187,6 +185,7 @@ ControlService::Answer ControlService::explain(const wire::ExplainRequest& reque
   fill_status(*record, explain->mutable_status());
   view.engine->fill_trace(*record, explain->mutable_trace());
   fill_costs(*record, view.engine->plane(), view.fleet->model(), explain->mutable_costs());
+  fill_mechanisms(*record, view.engine->plane(), view.fleet->model(), explain->mutable_mechanisms());
   return reply;
 }
 
@@ -253,25 +252,25 @@ ControlService::Answer ControlService::record(const wire::RecordRequest& request
 
 Result<controlplane::GroupingWish> ControlService::set_defaults(const wire::RegroupRequest& request) {
   TRY(const controlplane::GroupingWish wish,
-      validate_grouping(request.prefill(), request.decode(), request.index(), *view.defaults,
-                        view.options->workers));
+      validate_grouping(grouping_text(request), *view.defaults, view.options->workers));
   if (request.dry_run()) return wish;
   // Remembered first: defaults that could not be written down are not taken.
-  TRY_VOID(view.journal->set_wanted({{"prefill", kv::split_name(wish.prefill)},
-                                     {"decode", kv::decode_name(wish.decode)},
-                                     {"index", kv::index_name(wish.index)}}));
+  const GroupingText text = grouping_text(wish);
+  TRY_VOID(view.journal->set_wanted({{"prefill", text.prefill},
+                                     {"decode", text.decode},
+                                     {"index", text.index},
+                                     {"mechanisms", text.mechanisms}}));
   *view.defaults = wish;
   return wish;
 }
 
 void ControlService::regroup(const wire::RegroupRequest& request, ControlEndpoint::Reply reply) {
   if (view.engine == nullptr) return reply(error_reply(not_ready()));
-  const auto wish =
-      validate_grouping(request.prefill(), request.decode(), request.index(), {}, view.options->workers);
+  const auto wish = validate_grouping(grouping_text(request), {}, view.options->workers);
   if (!wish) return reply(error_reply(wish.error()));
-  if (request.prefill().empty() && request.decode().empty() && request.index().empty()) {
-    return reply(
-        error_reply(error(ErrorCode::kInvalidArgument, "give at least one of prefill, decode, index")));
+  if (grouping_text(request).empty()) {
+    return reply(error_reply(
+        error(ErrorCode::kInvalidArgument, "give at least one of prefill, decode, index, mechanisms")));
   }
   std::set<RequestId> targets;
   for (const uint64_t id : request.requests()) targets.insert(RequestId{id});
@@ -318,6 +317,7 @@ void ControlService::regroup(const wire::RegroupRequest& request, ControlEndpoin
     event.has_decode = !request.decode().empty();
     event.has_index = !request.index().empty();
     event.wish = *wish;
+    event.mechanisms = request.mechanisms();
     event.dry_run = request.dry_run();
     view.engine->post(event);
   }
@@ -350,9 +350,7 @@ void ControlService::regrouped(const controlplane::RegroupedNotice& notice) {
 
 void ControlService::finish_regroup(Regroup& regroup) {
   wire::RegroupReply* reply = regroup.reply.mutable_regroup();
-  reply->set_prefill(kv::split_name(regroup.defaults.prefill));
-  reply->set_decode(kv::decode_name(regroup.defaults.decode));
-  reply->set_index(kv::index_name(regroup.defaults.index));
+  set_grouping(regroup.defaults, reply);
   int refused = 0;
   for (const wire::RegroupOutcome& outcome : reply->outcomes()) refused += outcome.has_error() ? 1 : 0;
   end(regroup.journal_id, refused == 0 ? "ok" : std::to_string(refused) + " refused");

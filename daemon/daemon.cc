@@ -92,7 +92,8 @@ void Daemon::restore_defaults() {
     return value && value->has_value() ? **value : std::string();
   };
   auto restored =
-      validate_grouping(wanted("prefill"), wanted("decode"), wanted("index"), defaults_, options_.workers);
+      validate_grouping({wanted("prefill"), wanted("decode"), wanted("index"), wanted("mechanisms")},
+                        defaults_, options_.workers);
   if (restored) {
     defaults_ = *restored;
   } else {
@@ -101,6 +102,7 @@ void Daemon::restore_defaults() {
   if (options_.prefill) defaults_.prefill = *options_.prefill;
   if (options_.decode) defaults_.decode = *options_.decode;
   if (options_.index) defaults_.index = *options_.index;
+  defaults_.mechanisms = kv::parse_mechanisms(options_.mechanisms, defaults_.mechanisms).value();
 }
 
 void Daemon::write_configuration() {
@@ -116,14 +118,17 @@ void Daemon::write_configuration() {
                                     {"pool_bytes", std::to_string(options_.pool_bytes)},
                                     {"max_context", std::to_string(options_.max_context)},
                                     {"max_step_rows", std::to_string(options_.max_step_rows)},
+                                    {"experts", options_.split_experts ? "split" : "whole"},
                                     {"cache_dtype", dtype_name(options_.cache_dtype)},
                                     {"client_endpoint", client_endpoint_->address()},
                                     {"control_socket", options_.control_socket},
                                     {"version", kVersion}}));
+  const GroupingText defaults = grouping_text(defaults_);
   keep(journal_->set_wanted({{"workers", std::to_string(options_.workers)},
-                             {"prefill", kv::split_name(defaults_.prefill)},
-                             {"decode", kv::decode_name(defaults_.decode)},
-                             {"index", kv::index_name(defaults_.index)}}));
+                             {"prefill", defaults.prefill},
+                             {"decode", defaults.decode},
+                             {"index", defaults.index},
+                             {"mechanisms", defaults.mechanisms}}));
 }
 
 void Daemon::stop(const std::string& why) {

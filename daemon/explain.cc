@@ -1,19 +1,12 @@
 #include "daemon/explain.h"
 
+#include <algorithm>
+
 #include "controlplane/placement.h"
 #include "kv/cost.h"
 
 namespace weft::daemon {
 namespace {
-
-std::vector<kv::DecodeWish> wishes(int rank_count) {
-  std::vector<kv::DecodeWish> all = {{kv::DecodeKind::kTp, 1}};
-  for (int c = 2; c <= rank_count; ++c) {
-    if (rank_count % c == 0) all.push_back({kv::DecodeKind::kDcp, c});
-  }
-  all.push_back({kv::DecodeKind::kDp, 1});
-  return all;
-}
 
 kv::CostModel cost_model(const controlplane::Limits& limits, const wire::ModelDescription& model) {
   kv::CostModel cost;
@@ -33,18 +26,38 @@ kv::CostModel cost_model(const controlplane::Limits& limits, const wire::ModelDe
   return cost;
 }
 
-// One decode step of a request of so many tokens, sampled at rank 0: vocabulary slices differ by a row, so
-// "rows" differs by a few bytes from one sampler to the next.
-void fill_crossed_of_step(const kv::CostModel& model, const controlplane::Placement& placement,
-                          int64_t tokens, int origin, wire::GroupingCost* to) {
+// What the request is, or was, for the arithmetic.
+struct Subject {
+  kv::CostModel model;
+  int64_t tokens = 0;
+  int origin = 0;
+  int rank_count = 1;
+};
+
+// One decode step of it, sampled at rank 0: vocabulary slices differ by a row, so "rows" differs by a few
+// bytes from one sampler to the next.
+kv::CostSpan decode_step(const Subject& subject, const controlplane::Placement& placement,
+                         const kv::Mechanisms& mechanisms) {
   kv::CostSpan span;
-  span.start = tokens;
+  span.start = subject.tokens;
   span.grouping = placement.grouping;
   span.index_c = placement.index_c;
+  span.mechanisms = mechanisms;
   span.residency = placement.residency;
-  span.origin = origin;
+  span.origin = subject.origin;
   span.head_rows = 1;
-  fill_crossed(kv::total_step_cost(model, span).crossed, to->mutable_per_step());
+  return span;
+}
+
+template <typename Line>
+void fill_step(const Subject& subject, const kv::CostSpan& span, Line* to) {
+  fill_crossed(kv::total_step_cost(subject.model, span).crossed, to->mutable_per_step());
+  to->set_exchanges(static_cast<uint64_t>(kv::step_exchanges(subject.model, {&span, 1})));
+}
+
+kv::StoredBytes stored_under(const Subject& subject, const controlplane::Placement& placement) {
+  return kv::stored_bytes(subject.model.geometry, placement.residency, subject.tokens, subject.origin,
+                          subject.rank_count);
 }
 
 // Measured when it last decoded under such a grouping, dp on whichever rank; 0: it never did.
@@ -63,37 +76,47 @@ int64_t latest_step_ns(const RequestRecord& record, const controlplane::Placemen
 
 }  // namespace
 
+namespace {
+
+Subject subject_of(const RequestRecord& record, const controlplane::ControlPlane& plane,
+                   const wire::ModelDescription& model) {
+  const auto snapshot = plane.request(record.id);
+  const bool running = snapshot && snapshot->state != controlplane::RequestState::kWaiting;
+  return {cost_model(plane.limits(), model),
+          running ? snapshot->computed_tokens : record.prompt_tokens + record.completion_tokens,
+          running ? snapshot->origin : 0, plane.limits().rank_count};
+}
+
+}  // namespace
+
 void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& plane,
                 const wire::ModelDescription& model,
                 google::protobuf::RepeatedPtrField<wire::GroupingCost>* to) {
   const controlplane::Limits& limits = plane.limits();
-  const kv::CostModel costs = cost_model(limits, model);
+  const Subject subject = subject_of(record, plane, model);
   const auto snapshot = plane.request(record.id);
   const bool running = snapshot && snapshot->state != controlplane::RequestState::kWaiting;
-  const int64_t tokens =
-      running ? snapshot->computed_tokens : record.prompt_tokens + record.completion_tokens;
-  const int origin = running ? snapshot->origin : 0;
   const int dp_rank = running ? snapshot->placement.grouping.base : 0;
+  const controlplane::GroupingWish asked_for = running ? snapshot->wish : record.wish;
   std::vector<kv::IndexWish> indexes = {kv::IndexKind::kCopied};
   if (limits.uses(kv::Stream::kIndexKeys) && limits.rank_count > 1) {
     indexes.push_back(kv::IndexKind::kSplit);
-    const kv::IndexWish asked = running ? snapshot->wish.index : record.wish.index;
-    if (asked.c != 0) indexes.push_back(asked);
+    if (asked_for.index.c != 0) indexes.push_back(asked_for.index);
   }
-  for (const kv::DecodeWish wish : wishes(limits.rank_count)) {
+  for (const kv::DecodeWish wish : kv::decode_wishes(limits.rank_count)) {
     for (const kv::IndexWish index : indexes) {
-      if (wish.kind == kv::DecodeKind::kDp && !(index == kv::IndexKind::kCopied)) continue;  // the same
+      const bool one_rank = wish.kind == kv::DecodeKind::kDp && wish.width == 1;
+      if (one_rank && !(index == kv::IndexKind::kCopied)) continue;  // the same
       const auto placement = controlplane::placement_of(limits, wish, index, dp_rank);
       wire::GroupingCost* line = to->Add();
       line->set_decode(kv::decode_name(wish));
       line->set_index(kv::index_name(index));
       line->set_present(running && snapshot->placement == placement);
-      fill_stored(kv::stored_bytes(limits.geometry, placement.residency, tokens, origin, limits.rank_count),
-                  limits.rank_count, line->mutable_stored());
-      fill_crossed_of_step(costs, placement, tokens, origin, line);
+      fill_stored(stored_under(subject, placement), limits.rank_count, line->mutable_stored());
+      fill_step(subject, decode_step(subject, placement, asked_for.mechanisms), line);
       line->set_step_ns(static_cast<uint64_t>(latest_step_ns(record, placement)));
       if (!running) continue;
-      controlplane::GroupingWish asked = snapshot->wish;
+      controlplane::GroupingWish asked = asked_for;
       asked.decode = wish;
       asked.index = index;
       if (const auto price = plane.price(record.id, asked)) {
@@ -101,6 +124,102 @@ void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& p
       }
     }
   }
+}
+
+namespace {
+
+using Lines = google::protobuf::RepeatedPtrField<wire::MechanismCost>;
+
+void add_line(const Subject& subject, const char* phase, const std::string& name, bool present,
+              const kv::CostSpan& span, Lines* to) {
+  wire::MechanismCost* line = to->Add();
+  line->set_phase(phase);
+  line->set_mechanism(name);
+  line->set_present(present);
+  fill_step(subject, span, line);
+  const kv::StoredBytes stored = kv::stored_bytes(subject.model.geometry, span.residency, subject.tokens,
+                                                  subject.origin, subject.rank_count);
+  int64_t most = 0;
+  for (size_t rank = 0; rank < static_cast<size_t>(subject.rank_count); ++rank) {
+    most = std::max(most, stored[0][rank] + stored[1][rank]);
+  }
+  line->set_stored(static_cast<uint64_t>(most));
+}
+
+void fill_decode_mechanisms(const Subject& subject, const controlplane::Limits& limits,
+                            const controlplane::GroupingWish& wish, const controlplane::Placement& now,
+                            Lines* to) {
+  for (const kv::MechanismChoice& choice : kv::mechanism_choices()) {
+    const kv::Mechanisms mechanisms = kv::parse_mechanisms(choice.text, wish.mechanisms).value();
+    if (choice.prefill || now.grouping.c == 1 || !kv::validate_mechanisms(mechanisms, wish.decode)) continue;
+    add_line(subject, "decode", choice.text, mechanisms == wish.mechanisms,
+             decode_step(subject, now, mechanisms), to);
+  }
+  if (!limits.uses(kv::Stream::kIndexKeys)) return;
+  for (const kv::IndexKind kind : {kv::IndexKind::kCopied, kv::IndexKind::kSplit}) {
+    for (int c = kind == kv::IndexKind::kCopied ? 1 : 2; c <= now.grouping.width; ++c) {
+      if (now.grouping.width % c != 0) continue;
+      const kv::IndexWish index(kind, c);
+      const auto placement = controlplane::placement_of(limits, wish.decode, index, now.grouping.base);
+      const bool present = placement.index_c == now.index_c && placement.residency == now.residency;
+      add_line(subject, "decode", "index=" + kv::index_name(index), present,
+               decode_step(subject, placement, wish.mechanisms), to);
+    }
+  }
+}
+
+// The last chunk of the prompt, as long as a step allows. Entries that rows select are counted at their most.
+void fill_prefill_mechanisms(const Subject& subject, const controlplane::Limits& limits,
+                             const controlplane::GroupingWish& wish, const controlplane::Placement& now,
+                             int64_t prompt, Lines* to) {
+  kv::CostSpan chunk = decode_step(subject, now, wish.mechanisms);
+  chunk.rows = std::min(prompt, limits.max_step_rows);
+  chunk.start = prompt - chunk.rows;
+  const auto resolve = [&](kv::CostSpan& span) {
+    const bool passes = controlplane::passes_query(limits, now, span.split, span.mechanisms.context,
+                                                   span.start, span.rows, subject.origin);
+    span.mechanisms.context = passes ? kv::ContextPath::kPassQ : kv::ContextPath::kPassKv;
+  };
+  const auto split_of = [&](kv::Split split) {
+    return controlplane::chunk_split(split, chunk.rows, false, limits.rank_count);
+  };
+  for (int i = 0; i < kv::kSplits; ++i) {
+    kv::CostSpan span = chunk;
+    span.split = static_cast<kv::Split>(i);
+    if (span.split != split_of(span.split)) continue;  // too short a prompt
+    resolve(span);
+    add_line(subject, "prefill", std::string("prefill=") + kv::split_name(span.split),
+             span.split == split_of(wish.prefill), span, to);
+  }
+  chunk.split = split_of(wish.prefill);
+  if (chunk.split == kv::Split::kShared) return;
+  kv::CostSpan present = chunk;
+  resolve(present);
+  for (const kv::MechanismChoice& choice : kv::mechanism_choices()) {
+    if (!choice.prefill) continue;
+    kv::CostSpan span = chunk;
+    span.mechanisms = kv::parse_mechanisms(choice.text, wish.mechanisms).value();
+    if (span.mechanisms.context == kv::ContextPath::kAuto && choice.text == "context=auto") continue;
+    resolve(span);
+    add_line(subject, "prefill", choice.text, span.mechanisms == present.mechanisms, span, to);
+  }
+}
+
+}  // namespace
+
+void fill_mechanisms(const RequestRecord& record, const controlplane::ControlPlane& plane,
+                     const wire::ModelDescription& model,
+                     google::protobuf::RepeatedPtrField<wire::MechanismCost>* to) {
+  const controlplane::Limits& limits = plane.limits();
+  if (limits.rank_count == 1) return;
+  const Subject subject = subject_of(record, plane, model);
+  const auto snapshot = plane.request(record.id);
+  const bool running = snapshot && snapshot->state != controlplane::RequestState::kWaiting;
+  const controlplane::GroupingWish wish = running ? snapshot->wish : record.wish;
+  const int base = running ? snapshot->placement.grouping.base : 0;
+  const auto now = controlplane::placement_of(limits, wish.decode, wish.index, base);
+  fill_prefill_mechanisms(subject, limits, wish, now, record.prompt_tokens, to);
+  if (now.grouping.width > 1) fill_decode_mechanisms(subject, limits, wish, now, to);
 }
 
 }  // namespace weft::daemon

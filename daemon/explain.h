@@ -16,4 +16,10 @@ void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& p
                 const wire::ModelDescription& model,
                 google::protobuf::RepeatedPtrField<wire::GroupingCost>* to);
 
+// One line for each way to exchange what its decode steps need, the others as asked; those it has are marked.
+// None where nothing is exchanged.
+void fill_mechanisms(const RequestRecord& record, const controlplane::ControlPlane& plane,
+                     const wire::ModelDescription& model,
+                     google::protobuf::RepeatedPtrField<wire::MechanismCost>* to);
+
 }  // namespace weft::daemon

@@ -23,8 +23,8 @@ namespace {
 
 // What the command line says, before it is checked.
 struct RawOptions {
-  std::string devices, weight_dtype = "stored", cache_dtype = "f32", prefill, decode, index,
-                       log_level = "info", output = "table", speculative = "off";
+  std::string devices, weight_dtype = "stored", cache_dtype = "f32", experts = "whole", prefill, decode,
+                       index, log_level = "info", output = "table", speculative = "off";
   double hang_seconds = 30, heartbeat_seconds = 10, stall_seconds = 60;
   int threads = 0;
   bool list_devices = false;
@@ -84,6 +84,13 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->type_name("TYPE")
       ->capture_default_str()
       ->group(memory);
+  app.add_option(
+         "--experts", raw.experts,
+         "how a mixture's experts lie on the workers: whole (each on one: expert-parallel) or split (the "
+         "columns of each over all: tensor-parallel). Their sums differ in the last bits")
+      ->type_name("MODE")
+      ->check(one_of({"whole", "split"}))
+      ->capture_default_str();
   app.add_option("--cache-dtype", raw.cache_dtype, "f32 or bf16")
       ->type_name("TYPE")
       ->capture_default_str()
@@ -94,7 +101,9 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
                  "how prompts are split: zigzag, interleave, contiguous or none (default: zigzag)")
       ->type_name("SPLIT")
       ->group(scheduling);
-  app.add_option("--decode", raw.decode, "how answers are decoded: tp, dcp(C) or dp (default: tp)")
+  app.add_option("--decode", raw.decode,
+                 "how answers are decoded: tp, dcp(C), dp, or in groups of G workers: dp(G)xdcp(C), dp(G)xtp "
+                 "(default: tp)")
       ->type_name("GROUPING")
       ->group(scheduling);
   app.add_option(
@@ -102,6 +111,14 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
          "how index keys are placed: copied (copied(C): scored in C parts) or split (split(C): over C "
          "workers) (default: copied)")
       ->type_name("MODE")
+      ->group(scheduling);
+  app.add_option(
+         "--mechanisms", options.mechanisms,
+         "how ranks exchange what a step needs, as query=replicated,partials=tree. query: gathered or "
+         "replicated; partials: all-to-all or tree; of split prompts, context: auto, pass-kv or pass-q; "
+         "fetch: view or copies; form: absorbed or expanded, which gives other bits (default: the first of "
+         "each)")
+      ->type_name("LIST")
       ->group(scheduling);
   app.add_option("--speculative", raw.speculative,
                  "where drafts of the next tokens come from: off, lookup (what followed where the text last "
@@ -249,6 +266,7 @@ Result<void> check_memory(const RawOptions& raw, Options& options) {
   const auto cache_dtype = parse_dtype(raw.cache_dtype);
   if (!cache_dtype) return bad_option("cache-dtype", "must be f32 or bf16, not '" + raw.cache_dtype + "'");
   options.cache_dtype = *cache_dtype;
+  options.split_experts = raw.experts == "split";
   options.weight_dtype = parse_dtype(raw.weight_dtype);
   if (!options.weight_dtype && raw.weight_dtype != "stored") {
     return bad_option("weight-dtype", "must be stored, f32 or bf16, not '" + raw.weight_dtype + "'");
@@ -272,6 +290,10 @@ Result<void> check_groupings(const RawOptions& raw, Options& options) {
     if (!kind) return with_field(kind.error(), "--index");
     options.index = *kind;
   }
+  auto mechanisms = kv::parse_mechanisms(options.mechanisms, {});
+  if (!mechanisms) return with_field(mechanisms.error(), "--mechanisms");
+  const auto together = kv::validate_mechanisms(*mechanisms, options.decode.value_or(kv::DecodeWish{}));
+  if (!together) return with_field(together.error(), "--mechanisms");
   return {};
 }
 

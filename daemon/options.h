@@ -45,10 +45,12 @@ struct Options {
   int64_t max_waiting = 1024;
   std::optional<DType> weight_dtype;  // empty: as stored
   DType cache_dtype = DType::kF32;
+  bool split_experts = false;
   // Empty: what the journal remembers, else zigzag, tp, copied.
   std::optional<kv::Split> prefill;
   std::optional<kv::DecodeWish> decode;
   std::optional<kv::IndexWish> index;
+  std::string mechanisms;                 // those to be changed; well-formed
   controlplane::Speculation speculation;  // for requests that do not say
   // With mtp as the default, the model's draft layer is loaded; requests may still choose.
   bool draft_layer() const { return speculation.source == controlplane::DraftSource::kMtp; }

@@ -23,6 +23,11 @@ void encode_span(const controlplane::Span& from, wire::Span* to) {
   to->set_origin(static_cast<uint32_t>(from.origin));
   to->set_index_c(static_cast<uint32_t>(from.index_c));
   to->set_index_copied(from.index_copied);
+  to->set_replicate_query(from.replicate_query);
+  to->set_tree_partials(from.tree_partials);
+  to->set_pass_query(from.pass_query);
+  to->set_copy_context(from.copy_context);
+  to->set_expand_context(from.expand_context);
   to->set_no_write(from.no_write);
   to->set_prefill(from.prefill);
   to->mutable_tokens()->Add(from.tokens.begin(), from.tokens.end());

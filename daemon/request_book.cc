@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "daemon/validate.h"
+
 namespace weft::daemon {
 namespace {
 
@@ -32,6 +34,7 @@ void fill_decodes(const RequestRecord& record, Time end, int rank_count, wire::T
     line->set_decode(rank_count == 1 ? kv::decode_name(record.wish.decode)
                                      : decode_name_of(phase.ran, rank_count));
     line->set_index(index_name_of(phase.ran));
+    line->set_mechanisms(kv::mechanisms_name(phase.ran.mechanisms));
     line->set_steps(as_unsigned(phase.steps));
     line->set_tokens(as_unsigned(phase.tokens));
     line->set_time_ns(as_unsigned(std::max<int64_t>(0, (std::min(next, end) - phase.began).count())));
@@ -46,8 +49,19 @@ void fill_decodes(const RequestRecord& record, Time end, int rank_count, wire::T
 
 }  // namespace
 
+RanUnder ran_under(const controlplane::Span& span) {
+  return {span.grouping,
+          span.index_c,
+          span.index_copied,
+          {span.replicate_query ? kv::QueryPath::kReplicated : kv::QueryPath::kGathered,
+           span.tree_partials ? kv::PartialsPath::kTree : kv::PartialsPath::kAllToAll, kv::ContextPath::kAuto,
+           kv::FetchPath::kView, kv::AttentionForm::kAbsorbed}};
+}
+
 std::string decode_name_of(const RanUnder& ran, int rank_count) {
-  if (ran.grouping.width < rank_count) return kv::decode_name({kv::DecodeKind::kDp, 1});
+  if (ran.grouping.width < rank_count) {
+    return kv::decode_name({kv::DecodeKind::kDp, ran.grouping.c, ran.grouping.width});
+  }
   if (ran.grouping.c == 1) return kv::decode_name({kv::DecodeKind::kTp, 1});
   return kv::decode_name({kv::DecodeKind::kDcp, ran.grouping.c});
 }
@@ -117,8 +131,10 @@ void RequestBook::step_done(const controlplane::Plan& plan, Duration took, Time 
     RequestRecord* record = find(span.request);
     if (record == nullptr || !counted.insert(span.request).second) continue;
     const RanUnder ran = ran_under(span);
-    if (record->last_ran && !(*record->last_ran == ran)) ++record->regroups;
-    record->last_ran = ran;
+    RanUnder place = ran;
+    place.mechanisms = {};  // how bytes are exchanged is no change of grouping
+    if (record->last_ran && !(*record->last_ran == place)) ++record->regroups;
+    record->last_ran = place;
     if (span.prefill) {
       ++record->prefill_steps;
       auto& splits = record->prefill_ran;
@@ -175,9 +191,7 @@ int64_t computed_of_prompt(const RequestRecord& record) {
 
 void fill_trace(const RequestRecord& record, const StoredBytes& stored, bool change_waits, int rank_count,
                 Time now, wire::Trace* to) {
-  to->set_prefill(kv::split_name(record.wish.prefill));
-  to->set_decode(kv::decode_name(record.wish.decode));
-  to->set_index(kv::index_name(record.wish.index));
+  set_grouping(record.wish, to);
   const Time end = record.ended.value_or(now);
   const Time planned = record.first_planned.value_or(end);
   const Time token = record.first_token.value_or(end);

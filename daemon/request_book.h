@@ -28,11 +28,10 @@ struct RanUnder {
   kv::Grouping grouping;
   int index_c = 1;
   bool index_copied = true;
+  kv::Mechanisms mechanisms;
   friend bool operator==(const RanUnder&, const RanUnder&) = default;
 };
-inline RanUnder ran_under(const controlplane::Span& span) {
-  return {span.grouping, span.index_c, span.index_copied};
-}
+RanUnder ran_under(const controlplane::Span& span);
 // "dcp(4)", "copied(2)". The rank of dp is left out.
 std::string decode_name_of(const RanUnder& ran, int rank_count);
 std::string index_name_of(const RanUnder& ran);

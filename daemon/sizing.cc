@@ -67,6 +67,11 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   limits.rank_count = options.workers;
   limits.geometry = geometry_of(options, model);
   TRY_VOID(kv::validate(limits.geometry));
+  limits.query_bytes = static_cast<int64_t>(model.query_bytes());
+  limits.value_width = static_cast<int64_t>(model.value_width());
+  limits.index_topk = static_cast<int64_t>(model.index_topk());
+  limits.window = static_cast<int64_t>(model.window());
+  limits.window_layers = static_cast<int64_t>(model.window_layers());
   limits.max_context = options.max_context > 0 ? options.max_context : model_context;
   limits.max_running = options.max_running;
   limits.max_waiting = options.max_waiting;

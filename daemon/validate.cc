@@ -101,25 +101,33 @@ Result<void> validate_model(const std::string& name, const ModelFacts& model) {
                "model");
 }
 
-Result<controlplane::GroupingWish> validate_grouping(const std::string& prefill, const std::string& decode,
-                                                     const std::string& index,
+GroupingText grouping_text(const controlplane::GroupingWish& wish) {
+  return {kv::split_name(wish.prefill), kv::decode_name(wish.decode), kv::index_name(wish.index),
+          kv::mechanisms_name(wish.mechanisms)};
+}
+
+Result<controlplane::GroupingWish> validate_grouping(const GroupingText& text,
                                                      const controlplane::GroupingWish& base, int rank_count) {
   controlplane::GroupingWish wish = base;
-  if (!prefill.empty()) {
-    auto split = kv::parse_split(prefill);
+  if (!text.prefill.empty()) {
+    auto split = kv::parse_split(text.prefill);
     if (!split) return with_field(split.error(), "prefill");
     wish.prefill = *split;
   }
-  if (!decode.empty()) {
-    auto parsed = kv::parse_decode(decode, rank_count);
+  if (!text.decode.empty()) {
+    auto parsed = kv::parse_decode(text.decode, rank_count);
     if (!parsed) return with_field(parsed.error(), "decode");
     wish.decode = *parsed;
   }
-  if (!index.empty()) {
-    auto kind = kv::parse_index(index, rank_count);
+  if (!text.index.empty()) {
+    auto kind = kv::parse_index(text.index, rank_count);
     if (!kind) return with_field(kind.error(), "index");
     wish.index = *kind;
   }
+  auto mechanisms = kv::parse_mechanisms(text.mechanisms, wish.mechanisms);
+  if (!mechanisms) return with_field(mechanisms.error(), "mechanisms");
+  wish.mechanisms = *mechanisms;
+  TRY_VOID(kv::validate_mechanisms(wish.mechanisms, wish.decode));
   return wish;
 }
 
@@ -143,8 +151,7 @@ Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, co
   if (request.max_tokens() != 0) checked.max_tokens = request.max_tokens();
   TRY(checked.sampling, check_sampling(request, model));
   TRY(checked.stop_tokens, check_stop_tokens(request, model));
-  TRY(checked.grouping,
-      validate_grouping(request.prefill(), request.decode(), request.index(), defaults, rank_count));
+  TRY(checked.grouping, validate_grouping(grouping_text(request), defaults, rank_count));
   if (request.cache_salt().size() > kSaltBytesMax) {
     return error(
         ErrorCode::kTooLarge,

@@ -48,9 +48,26 @@ Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, co
 const char* prompt_field(const wire::GenerateRequest& request);
 Result<void> validate_prompt(const std::vector<uint32_t>& prompt, const char* field, const ModelFacts& model);
 
-// What a RegroupRequest asks of one grouping; empty strings keep `base`.
-Result<controlplane::GroupingWish> validate_grouping(const std::string& prefill, const std::string& decode,
-                                                     const std::string& index,
+// A grouping as a GenerateRequest, a RegroupRequest or the journal says it; empty strings say nothing.
+struct GroupingText {
+  std::string prefill, decode, index, mechanisms;
+  bool empty() const { return prefill.empty() && decode.empty() && index.empty() && mechanisms.empty(); }
+};
+template <typename Message>
+GroupingText grouping_text(const Message& message) {
+  return {message.prefill(), message.decode(), message.index(), message.mechanisms()};
+}
+GroupingText grouping_text(const controlplane::GroupingWish& wish);
+template <typename Message>
+void set_grouping(const controlplane::GroupingWish& wish, Message* message) {
+  const GroupingText text = grouping_text(wish);
+  message->set_prefill(text.prefill);
+  message->set_decode(text.decode);
+  message->set_index(text.index);
+  message->set_mechanisms(text.mechanisms);
+}
+// What is empty stays as in `base`.
+Result<controlplane::GroupingWish> validate_grouping(const GroupingText& text,
                                                      const controlplane::GroupingWish& base, int rank_count);
 
 }  // namespace weft::daemon

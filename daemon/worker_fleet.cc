@@ -228,6 +228,7 @@ wire::ToWorker WorkerFleet::describe(int rank) const {
   describe->set_model_path(options_.model_folder);
   if (options_.weight_dtype) describe->set_weight_dtype(to_wire(*options_.weight_dtype));
   describe->set_cache_dtype(to_wire(options_.cache_dtype));
+  describe->set_split_experts(options_.split_experts);
   describe->set_block_tokens(static_cast<uint32_t>(options_.block_tokens));
   describe->set_threads(static_cast<uint32_t>(options_.threads_per_worker));
   for (const uint32_t core : options_.devices[static_cast<size_t>(rank)].cores) describe->add_cores(core);

@@ -1,6 +1,7 @@
 #include "kv/cost.h"
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 #include "proto/vocab/check.h"
@@ -13,13 +14,31 @@ constexpr int64_t kFloatBytes = 4;
 constexpr int64_t kCandidateBytes = 8;    // score, position
 constexpr int64_t kCountBytes = 4;        // of one list of candidates
 constexpr int64_t kVocabularyPanel = 16;  // slices of the head are whole panels
+constexpr int64_t kHeadBatch = 64;        // head rows that travel together
+
+// All members of the group hold the rows alike; every other rank keeps their residual too.
+bool is_wide(const CostSpan& span) { return span.split == Split::kShared && span.grouping.width > 1; }
+bool splits_cache(const CostSpan& span) { return is_wide(span) && span.grouping.c > 1; }
+
+// kAuto is a choice still to be made: it counts as pass-KV.
+bool passes_query(const CostSpan& span) {
+  return span.split != Split::kShared && span.mechanisms.context == ContextPath::kPassQ;
+}
+
+// Exchange points at which partials of a span travel.
+int partial_rounds(const CostSpan& span) {
+  if (passes_query(span)) return 1;
+  if (!splits_cache(span)) return 0;
+  if (span.mechanisms.partials == PartialsPath::kAllToAll) return 1;
+  return std::countr_zero(static_cast<unsigned>(span.grouping.c));
+}
 
 // How one rank takes part in a span.
 class Share {
  public:
   Share(const CostModel& model, const CostSpan& span, int rank) : model_(model), span_(span), rank_(rank) {
     CHECK_GT(span.rows, 0);
-    wide_ = model.rank_count > 1 && span.split == Split::kShared && span.grouping.width == model.rank_count;
+    wide_ = is_wide(span);
     for (int64_t row = 0; row < span.rows; ++row) {
       if (wide_ || owner(row) == rank) own_positions_.push_back(span.start + row);
     }
@@ -31,22 +50,29 @@ class Share {
     Cost cost;
     CrossedBytes& bytes = cost.crossed;
     if (wide_) {
-      if (span_.grouping.c > 1) {
+      if (span_.grouping.contains(rank_)) {
         bytes[CrossKind::kQueries] = queries();
         bytes[CrossKind::kPartials] = partials();
+        if (index_layer && span_.index_c > 1) bytes[CrossKind::kCandidates] = candidates();
       }
-      if (index_layer && span_.index_c > 1) bytes[CrossKind::kCandidates] = candidates();
-      bytes[CrossKind::kRows] = span_.rows * remote_nodes(head_segments()) * row_bytes();
+      bytes[CrossKind::kRows] = span_.rows * remote_nodes(head_segments(), span_.grouping) * row_bytes();
       return cost;
     }
-    cost = whole_entries(window);
+    if (passes_query(span_)) {
+      bytes[CrossKind::kEntries] =
+          written_elsewhere(Stream::kEntries) * model_.geometry.stream(Stream::kEntries).bytes_per_token;
+      bytes[CrossKind::kQueries] = passed_queries();
+      bytes[CrossKind::kPartials] = passed_partials();
+    } else {
+      cost = whole_entries(window);
+    }
     if (index_layer) bytes[CrossKind::kIndexKeys] = whole_index_keys();
     bytes[CrossKind::kRows] = (span_.rows - std::ssize(own_positions_)) * row_bytes();
     return cost;
   }
 
   int64_t feed_forward(uint32_t segments) const {
-    return std::ssize(own_positions_) * remote_nodes(segments) * row_bytes();
+    return std::ssize(own_positions_) * remote_nodes(segments, {0, model_.rank_count, 1}) * row_bytes();
   }
 
   // Head rows travel from the one rank that has them; slices of the logits to the sampler.
@@ -67,9 +93,7 @@ class Share {
   }
   int64_t parts(Stream stream) const { return model_.geometry.stream(stream).parts; }
   int64_t row_bytes() const { return model_.hidden * kFloatBytes; }
-  int64_t heads_of(int rank) const {
-    return owned_heads(rank, model_.rank_count, model_.geometry.heads).size();
-  }
+  int64_t heads_of(int rank) const { return rank_heads(span_.grouping, rank, model_.geometry.heads).size(); }
   bool sparse(int64_t position) const { return model_.index_topk > 0 && position + 1 > model_.index_topk; }
 
   uint32_t head_segments() const {
@@ -80,12 +104,13 @@ class Share {
     return mask;
   }
 
-  // Sums that the other ranks send of one row: their tree nodes with any segment that is not empty.
-  int64_t remote_nodes(uint32_t segments) const {
+  // Sums that the other ranks of a group send of one row: their tree nodes with any segment that is not
+  // empty.
+  int64_t remote_nodes(uint32_t segments, const Grouping& group) const {
     int64_t nodes = 0;
-    for (int rank = 0; rank < model_.rank_count; ++rank) {
-      if (rank == rank_) continue;
-      for (const TreeNode& node : tree_nodes(owned_segments(rank, model_.rank_count))) {
+    for (int member = 0; member < group.width; ++member) {
+      if (group.base + member == rank_) continue;
+      for (const TreeNode& node : tree_nodes(owned_segments(member, group.width))) {
         const uint32_t mask = ((1u << node.count) - 1) << node.first;
         nodes += (segments & mask) != 0 ? 1 : 0;
       }
@@ -102,15 +127,26 @@ class Share {
   }
 
   int64_t queries() const {
-    const int c = span_.grouping.c;
-    const int first = rank_ / c * c;
-    int64_t heads = 0;
-    for (int member = first; member < first + c; ++member) heads += member == rank_ ? 0 : heads_of(member);
-    return span_.rows * heads * model_.query_bytes;
+    if (span_.mechanisms.query == QueryPath::kReplicated) return 0;
+    const int64_t group = group_heads(span_.grouping, rank_, model_.geometry.heads).size();
+    return span_.rows * (group - heads_of(rank_)) * model_.query_bytes;
   }
 
   int64_t partials() const {
-    return span_.rows * (span_.grouping.c - 1) * heads_of(rank_) * (model_.value_width + 2) * kFloatBytes;
+    const int c = span_.grouping.c;
+    int64_t heads = (c - 1) * heads_of(rank_);
+    if (c > 1 && span_.mechanisms.partials == PartialsPath::kTree) {
+      // After each round a rank is left with the members whose class has one more bit in common with its own.
+      const int first = rank_ / c * c;
+      const auto class_of = [&](int rank) { return owned_class(rank - first, span_.origin, c); };
+      heads = 0;
+      for (int bit = c / 2; bit > 0; bit /= 2) {
+        for (int member = first; member < first + c; ++member) {
+          if (class_of(member) / bit == class_of(rank_) / bit) heads += heads_of(member);
+        }
+      }
+    }
+    return span_.rows * heads * (model_.value_width + 2) * kFloatBytes;
   }
 
   // From each other member of the index group: its best keys of each row, as many as it has, at most top-k.
@@ -180,6 +216,12 @@ class Share {
     Cost cost;
     if (own_positions_.empty()) return cost;
     const int64_t token_bytes = model_.geometry.stream(Stream::kEntries).bytes_per_token;
+    if (span_.mechanisms.fetch == FetchPath::kCopies) {  // all that lies before the last row, seen or not
+      cost.crossed[CrossKind::kEntries] = (written_elsewhere(Stream::kEntries) +
+                                           remote_slots(Stream::kEntries, 0, own_positions_.back() + 1)) *
+                                          token_bytes;
+      return cost;
+    }
     if (window > 0) {
       cost.crossed[CrossKind::kEntries] =
           (written_elsewhere(Stream::kEntries) + remote_slots_in_windows(window)) * token_bytes;
@@ -196,6 +238,43 @@ class Share {
     const int64_t slots = written_elsewhere(Stream::kEntries) + std::min(visible, dense + selected);
     cost.crossed[CrossKind::kEntries] = slots * token_bytes;
     return cost;
+  }
+
+  int64_t rows_of(int rank) const {
+    int64_t rows = 0;
+    for (int64_t row = 0; row < span_.rows; ++row) rows += owner(row) == rank ? 1 : 0;
+    return rows;
+  }
+
+  // (part, residue class) pairs that one rank computes for the rows of another.
+  int64_t classes_read(int reader, int row_owner) const {
+    int64_t count = 0;
+    for (int64_t part = 0; part < parts(Stream::kEntries); ++part) {
+      for (int residue = 0; residue < span_.grouping.c; ++residue) {
+        count += class_reader(model_.geometry, span_.grouping, row_owner, part, residue, span_.origin,
+                              model_.rank_count) == reader
+                     ? 1
+                     : 0;
+      }
+    }
+    return count;
+  }
+  int64_t part_heads() const { return model_.geometry.heads / parts(Stream::kEntries); }
+
+  // Of other owners, for what this rank reads for them; and of this rank's rows, from those who read for it.
+  int64_t passed_queries() const {
+    int64_t heads = 0;
+    for (int other = 0; other < model_.rank_count; ++other) {
+      if (other != rank_) heads += rows_of(other) * classes_read(rank_, other) * part_heads();
+    }
+    return heads * model_.query_bytes;
+  }
+  int64_t passed_partials() const {
+    int64_t classes = 0;
+    for (int other = 0; other < model_.rank_count; ++other) {
+      if (other != rank_) classes += classes_read(other, rank_);
+    }
+    return std::ssize(own_positions_) * classes * part_heads() * (model_.value_width + 2) * kFloatBytes;
   }
 
   // Rows that see at most top-k keys score none.
@@ -256,6 +335,24 @@ Cost total_step_cost(const CostModel& model, const CostSpan& span) {
   Cost total;
   for (int rank = 0; rank < model.rank_count; ++rank) total += step_cost(model, span, rank);
   return total;
+}
+
+int64_t step_exchanges(const CostModel& model, std::span<const CostSpan> spans) {
+  if (model.rank_count == 1) return 0;
+  bool entries = false, split_index = false, head_rows = false;
+  int rounds = 0;
+  int64_t heads = 0;
+  for (const CostSpan& span : spans) {
+    entries = entries || span.split != Split::kShared ||
+              (splits_cache(span) && span.mechanisms.query == QueryPath::kGathered);
+    split_index = split_index || (is_wide(span) && span.index_c > 1);
+    rounds = std::max(rounds, partial_rounds(span));
+    heads += span.head_rows;
+    head_rows = head_rows || (span.head_rows > 0 && !is_wide(span));
+  }
+  CHECK_LE(heads, kHeadBatch);
+  const int64_t entry_layers = entries ? model.layers : (split_index ? model.index_layers() : 0);
+  return entry_layers + model.layers * (rounds + 2) + (heads == 0 ? 0 : head_rows ? 2 : 1);
 }
 
 Cost prefill_cost(const CostModel& model, CostSpan span, int64_t tokens, int64_t chunk) {

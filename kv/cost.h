@@ -7,8 +7,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kv/layout.h"
+#include "kv/mechanisms.h"
 #include "kv/meter.h"
 
 namespace weft::kv {
@@ -38,6 +40,7 @@ struct CostSpan {
   Split split = Split::kShared;
   Grouping grouping;
   int index_c = 1;
+  Mechanisms mechanisms;
   Residency residency;  // of blocks read and written
   int origin = 0;
   bool no_write = false;
@@ -64,6 +67,9 @@ Cost step_cost(const CostModel& model, const CostSpan& span, int rank);
 // The same of all ranks together.
 Cost total_layer_cost(const CostModel& model, const CostSpan& span, bool index_layer);
 Cost total_step_cost(const CostModel& model, const CostSpan& span);
+
+// Exchange points that every rank passes in a step of these spans, without page copies: the closed formula.
+int64_t step_exchanges(const CostModel& model, std::span<const CostSpan> spans);
 
 // A prompt of `tokens` in chunks of `chunk` rows; `span` gives all but start, rows and head rows. The last
 // row of the last chunk is sampled.

@@ -12,6 +12,11 @@
 namespace weft::kv {
 namespace {
 
+constexpr const char* kIndexNames[] = {"copied", "split"};
+constexpr const char* kSplitNames[kSplits] = {"none", "zigzag", "interleave", "contiguous"};
+
+int width_of(Pattern pattern, int rank_count) { return pattern.width == 0 ? rank_count : pattern.width; }
+
 // "name(7)" → 7.
 std::optional<int> number_in(const std::string& text, const std::string& name) {
   if (!text.starts_with(name + "(") || !text.ends_with(")")) return std::nullopt;
@@ -45,78 +50,93 @@ Pattern striped(int c) {
 Pattern single(int rank) { return {PatternKind::kSingle, rank}; }
 
 RankMask pattern_holders(Pattern pattern, int64_t block, int origin, int rank_count) {
-  switch (pattern.kind) {
-    case PatternKind::kReplicated:
-      return all_ranks(rank_count);
-    case PatternKind::kSingle:
-      return mask_of(pattern.argument);
-    case PatternKind::kStriped: {
-      const int c = pattern.argument;
-      CHECK_EQ(rank_count % c, 0);
-      RankMask mask = 0;
-      for (int rank = class_owner(residue_class(block, c), origin, c); rank < rank_count; rank += c) {
-        mask |= mask_of(rank);
-      }
-      return mask;
-    }
+  if (pattern.kind == PatternKind::kSingle) return mask_of(pattern.argument);
+  const int c = pattern.c(), width = width_of(pattern, rank_count);
+  if (c == 1) return all_ranks(width) << pattern.base;
+  CHECK_EQ(width % c, 0);
+  RankMask mask = 0;
+  for (int member = class_owner(residue_class(block, c), origin, c); member < width; member += c) {
+    mask |= mask_of(pattern.base + member);
   }
-  return 0;
+  return mask;
 }
 
 std::string grouping_name(const Grouping& grouping, int rank_count) {
-  const bool whole = grouping.base == 0 && grouping.width == rank_count;
-  if (whole) return grouping.c == 1 ? "tp" : "dcp(" + std::to_string(grouping.c) + ")";
-  if (grouping.width == 1) return "dp(rank " + std::to_string(grouping.base) + ")";
-  return "(" + std::to_string(grouping.base) + "," + std::to_string(grouping.width) + "," +
-         std::to_string(grouping.c) + ")";
+  const std::string inside = grouping.c == 1 ? "tp" : "dcp(" + std::to_string(grouping.c) + ")";
+  if (grouping.base == 0 && grouping.width == rank_count) return inside;
+  const std::string first = std::to_string(grouping.base);
+  if (grouping.width == 1) return "dp(rank " + first + ")";
+  return "dp(ranks " + first + "-" + std::to_string(grouping.base + grouping.width - 1) + ")x" + inside;
 }
 
 Result<DecodeWish> parse_decode(const std::string& text, int rank_count) {
   DecodeWish wish;
-  if (text == "tp") {
+  std::string inside = text;
+  const size_t times = text.find(")x");
+  const std::optional<int> group =
+      times == std::string::npos ? std::nullopt : number_in(text.substr(0, times + 1), "dp");
+  if (group) inside = text.substr(times + 2);
+  const int ranks = group.value_or(rank_count);
+  if (inside == "tp") {
     wish = {DecodeKind::kTp, 1};
-  } else if (text == "dp") {
+  } else if (inside == "dp" && !group) {
     wish = {DecodeKind::kDp, 1};
-  } else if (text == "dcp") {
-    wish = {DecodeKind::kDcp, rank_count};
-  } else if (const std::optional<int> c = number_in(text, "dcp")) {
+  } else if (inside == "dcp") {
+    wish = {DecodeKind::kDcp, ranks};
+  } else if (const std::optional<int> c = number_in(inside, "dcp")) {
     wish = {DecodeKind::kDcp, *c};
   } else {
-    return error(ErrorCode::kInvalidArgument, "'" + text + "' is not one of tp, dp, dcp, dcp(c)", "decode");
+    return error(ErrorCode::kInvalidArgument,
+                 "'" + text + "' is not one of tp, dp, dcp, dcp(c), dp(g)xtp, dp(g)xdcp(c)", "decode");
   }
+  // A group of all ranks is no group, and one of a single rank is plain dp.
+  if (group && *group != rank_count) wish = {DecodeKind::kDp, wish.c, *group};
   TRY_VOID(validate_decode(wish, rank_count));
   return wish;
 }
 
 std::string decode_name(DecodeWish wish) {
+  const std::string inside = wish.c == 1 ? "tp" : "dcp(" + std::to_string(wish.c) + ")";
   switch (wish.kind) {
     case DecodeKind::kTp:
       return "tp";
     case DecodeKind::kDp:
-      return "dp";
+      return wish.width == 1 ? "dp" : "dp(" + std::to_string(wish.width) + ")x" + inside;
     case DecodeKind::kDcp:
       return "dcp(" + std::to_string(wish.c) + ")";
   }
   return "?";
 }
 
+std::vector<DecodeWish> decode_wishes(int rank_count) {
+  std::vector<DecodeWish> wishes = {{DecodeKind::kTp, 1}};
+  for (int c = 2; c <= rank_count; ++c) {
+    if (rank_count % c == 0) wishes.push_back({DecodeKind::kDcp, c});
+  }
+  for (int width = 1; width < std::max(rank_count, 2); ++width) {
+    for (int c = 1; c <= width && rank_count % width == 0; ++c) {
+      if (width % c == 0) wishes.push_back({DecodeKind::kDp, c, width});
+    }
+  }
+  return wishes;
+}
+
 Result<void> validate_decode(DecodeWish wish, int rank_count) {
-  if (wish.kind != DecodeKind::kDcp) return {};
-  if (wish.c < 1 || wish.c > rank_count || rank_count % wish.c != 0) {
+  const int width = wish.kind == DecodeKind::kDp ? wish.width : rank_count;
+  if (width < 1 || width > rank_count || rank_count % width != 0) {
     return error(ErrorCode::kInvalidArgument,
-                 "dcp(" + std::to_string(wish.c) + "): c must divide the number of workers, " +
+                 decode_name(wish) + ": a group's ranks must divide the number of workers, " +
                      std::to_string(rank_count),
+                 "decode");
+  }
+  if (wish.c < 1 || wish.c > width || width % wish.c != 0) {
+    return error(ErrorCode::kInvalidArgument,
+                 decode_name(wish) + ": c must divide the number of workers" +
+                     (width == rank_count ? "" : " in the group") + ", " + std::to_string(width),
                  "decode");
   }
   return {};
 }
-
-namespace {
-
-constexpr const char* kIndexNames[] = {"copied", "split"};
-constexpr const char* kSplitNames[kSplits] = {"none", "zigzag", "interleave", "contiguous"};
-
-}  // namespace
 
 Result<IndexWish> parse_index(const std::string& text, int rank_count) {
   for (const IndexKind kind : {IndexKind::kCopied, IndexKind::kSplit}) {
@@ -146,12 +166,19 @@ int index_parts(const Grouping& grouping, IndexWish wish) {
   return grouping.c == 1 ? grouping.width : grouping.c;
 }
 
+Pattern group_pattern(const Grouping& grouping, int c, int rank_count) {
+  if (grouping.width == 1 && rank_count > 1) return single(grouping.base);
+  Pattern pattern = striped(c);
+  if (grouping.width < rank_count) {
+    pattern.base = grouping.base;
+    pattern.width = grouping.width;
+  }
+  return pattern;
+}
+
 Residency residency_of(const Grouping& grouping, IndexWish index, int rank_count) {
-  if (grouping.width == 1 && rank_count > 1) return {single(grouping.base), single(grouping.base)};
-  CHECK(grouping.base == 0 && grouping.width == rank_count,
-        "a group of several ranks spans all of them: ", grouping.base, " ", grouping.width);
-  return {striped(grouping.c),
-          index.kind == IndexKind::kCopied ? replicated() : striped(index_parts(grouping, index))};
+  const int stripes = index.kind == IndexKind::kCopied ? 1 : index_parts(grouping, index);
+  return {group_pattern(grouping, grouping.c, rank_count), group_pattern(grouping, stripes, rank_count)};
 }
 
 Result<Split> parse_split(const std::string& text) {
@@ -199,6 +226,18 @@ Range owned_heads(int member, int width, int64_t head_count) {
   return {segments.begin * head_count / kShards, segments.end * head_count / kShards};
 }
 
+Range rank_heads(const Grouping& grouping, int rank, int64_t head_count) {
+  if (!grouping.contains(rank)) return {};
+  return owned_heads(rank - grouping.base, grouping.width, head_count);
+}
+
+Range group_heads(const Grouping& grouping, int rank, int64_t head_count) {
+  if (!grouping.contains(rank)) return {};
+  const int first = (rank - grouping.base) / grouping.c * grouping.c;
+  return {owned_heads(first, grouping.width, head_count).begin,
+          owned_heads(first + grouping.c - 1, grouping.width, head_count).end};
+}
+
 std::vector<TreeNode> tree_nodes(Range segments) {
   std::vector<TreeNode> nodes;
   auto at = static_cast<int>(segments.begin);
@@ -232,14 +271,14 @@ Result<void> validate(const CacheGeometry& geometry) {
 
 Range held_parts(const CacheGeometry& geometry, Stream stream, Pattern pattern, int rank, int rank_count) {
   const int64_t parts = geometry.stream(stream).parts;
-  if (parts == 1 || pattern.kind == PatternKind::kSingle) return {0, parts};
-  const int c = pattern.kind == PatternKind::kStriped ? pattern.argument : 1;
-  const int first = rank / c * c;
-  const int64_t begin = owned_heads(first, rank_count, geometry.heads).begin;
-  const int64_t end = owned_heads(first + c - 1, rank_count, geometry.heads).end;
-  if (begin >= end) return {};
+  if (pattern.kind == PatternKind::kSingle) return {0, parts};
+  const Grouping group{pattern.base, width_of(pattern, rank_count), pattern.c()};
+  if (!group.contains(rank)) return {};
+  if (parts == 1) return {0, 1};
+  const Range heads = group_heads(group, rank, geometry.heads);
+  if (heads.empty()) return {};
   const int64_t heads_per_part = geometry.heads / parts;
-  return {begin / heads_per_part, ceil_div(end, heads_per_part)};
+  return {heads.begin / heads_per_part, ceil_div(heads.end, heads_per_part)};
 }
 
 RankMask part_holders(const CacheGeometry& geometry, const Residency& residency, int64_t block, int part,
@@ -298,8 +337,8 @@ double bytes_per_token_per_rank(const CacheGeometry& geometry, const Residency& 
       if (pattern.kind == PatternKind::kSingle && rank != pattern.argument) continue;
       parts += held_parts(geometry, stream, pattern, rank, rank_count).size();
     }
-    const int c = pattern.kind == PatternKind::kStriped ? pattern.argument : 1;
-    bytes += static_cast<double>(data.layers * data.bytes_per_token) * static_cast<double>(parts) / c;
+    bytes +=
+        static_cast<double>(data.layers * data.bytes_per_token) * static_cast<double>(parts) / pattern.c();
   }
   return bytes / rank_count;
 }

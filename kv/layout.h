@@ -42,23 +42,27 @@ const char* stream_name(Stream stream);  // "entries", "index keys"
 
 enum class PatternKind : uint8_t { kReplicated = 0, kStriped = 1, kSingle = 2 };
 
-// Which ranks hold the blocks of one stream of one sequence; which parts of them: held_parts().
+// Which ranks hold the blocks of one stream of one sequence; which parts of them: held_parts(). Replicated
+// and striped mean the ranks of a group, [base, base + width); width 0: all ranks.
 struct Pattern {
   PatternKind kind = PatternKind::kReplicated;
   int argument = 0;  // striped: c; single: the rank
+  int base = 0, width = 0;
+  int c() const { return kind == PatternKind::kStriped ? argument : 1; }
   friend bool operator==(const Pattern&, const Pattern&) = default;
 };
 Pattern replicated();
 Pattern striped(int c);  // striped(1) is replicated
 Pattern single(int rank);
 
-// The ranks whose residue class block b is of, under a pattern, of W ranks. c divides W.
+// The ranks whose residue class block b is of, under a pattern, of W ranks. c divides the group's width.
 RankMask pattern_holders(Pattern pattern, int64_t block, int origin, int rank_count);
 
 // ---- grouping --------------------------------------------------------------------------------------
 
 // An attention grouping: ranks [base, base+width), heads split over the width, cache split over c.
-// tp = (0, W, 1), dcp(c) = (0, W, c), dp on rank r = (r, 1, 1). c divides width.
+// tp = (0, W, 1), dcp(c) = (0, W, c), dp on rank r = (r, 1, 1), dp(g)xdcp(c) = (base, g, c). c divides width,
+// width divides W and base.
 struct Grouping {
   int base = 0;
   int width = 1;
@@ -67,19 +71,23 @@ struct Grouping {
   RankMask mask() const { return all_ranks(width) << base; }
   friend bool operator==(const Grouping&, const Grouping&) = default;
 };
-std::string grouping_name(const Grouping& grouping, int rank_count);  // "tp", "dcp(4)", "dp(rank 2)"
+// "tp", "dcp(4)", "dp(rank 2)", "dp(ranks 4-7)xdcp(2)"
+std::string grouping_name(const Grouping& grouping, int rank_count);
 
-// What a person asks for; dp leaves the rank to the control plane.
+// What a person asks for; dp leaves the ranks to the control plane.
 enum class DecodeKind : uint8_t { kTp = 0, kDcp = 1, kDp = 2 };
 struct DecodeWish {
   DecodeKind kind = DecodeKind::kTp;
-  int c = 1;  // dcp only
+  int c = 1;      // dcp, and inside a dp group
+  int width = 1;  // dp only: ranks of a group
   friend bool operator==(const DecodeWish&, const DecodeWish&) = default;
 };
-// "tp", "dp", "dcp(4)"; "dcp" alone is dcp(W).
+// "tp", "dcp(4)", "dp" (one rank), "dp(4)xdcp(2)", "dp(4)xtp"; "dcp" alone is over all ranks there are.
 Result<DecodeWish> parse_decode(const std::string& text, int rank_count);
 std::string decode_name(DecodeWish wish);
-// c divides W, else kInvalidArgument naming both.
+// All wishes that mean something on W ranks, each once.
+std::vector<DecodeWish> decode_wishes(int rank_count);
+// A group's width divides W, and c that width, else kInvalidArgument naming both.
 Result<void> validate_decode(DecodeWish wish, int rank_count);
 
 // How index keys are placed: a copy per attention group member, or split over some of them.
@@ -102,6 +110,9 @@ std::string index_name(IndexWish wish);
 // In how many parts, by residue class, the ranks of a grouping score its index keys; 1: each scores all. In a
 // group narrower than asked for, the greatest common divisor.
 int index_parts(const Grouping& grouping, IndexWish wish);
+
+// The pattern of a stream that a grouping's ranks read in c parts.
+Pattern group_pattern(const Grouping& grouping, int c, int rank_count);
 
 struct Residency {
   Pattern entries;
@@ -149,6 +160,9 @@ Range segment_columns(int segment, int64_t column_count);
 Range owned_segments(int member, int width);
 // The heads of member i: those of its segments.
 Range owned_heads(int member, int width, int64_t head_count);
+// The same by rank: the heads that a rank owns in a grouping (none outside it), and those of its c-group.
+Range rank_heads(const Grouping& grouping, int rank, int64_t head_count);
+Range group_heads(const Grouping& grouping, int rank, int64_t head_count);
 
 // A node of the tree of contiguous halves over the V segments: segments [first, first + count), count a
 // power of two, first a multiple of count.
@@ -205,7 +219,8 @@ Result<void> validate(const CacheGeometry& geometry);
 // (owned_heads), its parts the KV heads that these read. A stream of one part belongs to every group, also to
 // ranks that own no head. Under striped(c) (replicated is c = 1) a rank stores, of the blocks of its residue
 // class, the parts of its c-group; under single(r) rank r stores all parts. So tp stores 1/W of the heads of
-// every token, dcp(W) all heads of 1/W of the tokens, dcp(c) what lies between.
+// every token, dcp(W) all heads of 1/W of the tokens, dcp(c) what lies between. In a group of g ranks g takes
+// the place of W; the other ranks store nothing.
 
 // The parts that `rank` reads and stores of the blocks that a pattern gives it, counted within the stream.
 Range held_parts(const CacheGeometry& geometry, Stream stream, Pattern pattern, int rank, int rank_count);

@@ -12,6 +12,6 @@ extern const char* const kVersion;  // "0.1.0", as the top-level CMakeLists.txt 
 
 inline constexpr uint32_t kClientProtocol = 1;
 inline constexpr uint32_t kControlProtocol = 1;
-inline constexpr uint32_t kWorkerProtocol = 2;
+inline constexpr uint32_t kWorkerProtocol = 3;
 
 }  // namespace weft

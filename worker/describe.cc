@@ -66,6 +66,7 @@ Result<WorkerSettings> read_settings(const wire::Describe& request) {
   TRY(settings.config, read_model_config(settings.model_path, request.draft_layer()));
   settings.weight_dtype = weight_dtype.value_or(settings.config.checkpoint_dtype);
   settings.cache_dtype = cache_dtype;
+  settings.config.split_experts = request.split_experts();
   TRY_VOID(kv::validate(settings.geometry()));
   if (request.max_context() != 0) {
     TRY_VOID(in_range("max_context", request.max_context(), 1,

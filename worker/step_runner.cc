@@ -12,15 +12,17 @@
 namespace weft::worker {
 
 size_t outbox_bytes(const ModelConfig& config, DType cache_dtype, int rank_count, int64_t max_step_rows) {
-  int64_t heads_max = 0, nodes_max = 0, slice_max = 0;
+  int64_t nodes_max = 0, slice_max = 0;
   for (int rank = 0; rank < rank_count; ++rank) {
-    heads_max = std::max(heads_max, kv::owned_heads(rank, rank_count, config.heads).size());
-    nodes_max = std::max(nodes_max, std::ssize(kv::tree_nodes(kv::owned_segments(rank, rank_count))));
+    for (int width = 1; width <= rank_count; ++width) {
+      if (rank_count % width != 0) continue;
+      nodes_max = std::max(nodes_max, std::ssize(kv::tree_nodes(kv::owned_segments(rank % width, width))));
+    }
     slice_max = std::max(slice_max, vocabulary_slice(config.vocabulary, rank, rank_count).size());
   }
   const int64_t rows = max_step_rows;
   const int64_t entries =
-      rows * heads_max * config.key_width() * static_cast<int64_t>(dtype_bytes(cache_dtype)) +
+      rows * config.heads * config.key_width() * static_cast<int64_t>(dtype_bytes(cache_dtype)) +
       rows * (4 + 8 * config.index_topk) + 128;
   const int64_t partials = rows * config.heads * kernels::partial_words(config.value_width()) * 4;
   const int64_t attention_sums = (nodes_max + 1) * rows * config.hidden * 4;

@@ -143,8 +143,8 @@ class Driver {
   GroupingWish random_wish() {
     GroupingWish wish;
     wish.prefill = static_cast<kv::Split>(below(kv::kSplits));
-    wish.decode.kind = static_cast<kv::DecodeKind>(below(3));
-    if (wish.decode.kind == kv::DecodeKind::kDcp) wish.decode.c = divisor();
+    const std::vector<kv::DecodeWish> wishes = kv::decode_wishes(limits_.rank_count);
+    wish.decode = wishes[static_cast<size_t>(below(static_cast<int64_t>(wishes.size())))];
     wish.index = {static_cast<kv::IndexKind>(below(2)), chance(50) ? 0 : divisor()};
     return wish;
   }
@@ -260,6 +260,9 @@ class Driver {
     const auto id = any_live();
     if (!id) return;
     RegroupRequested request{++commands_, *id, chance(30), chance(80), chance(40), random_wish(), chance(20)};
+    // A tree needs powers of two.
+    const bool tree = (limits_.rank_count & (limits_.rank_count - 1)) == 0;
+    if (chance(30)) request.mechanisms = tree ? "query=replicated,partials=tree" : "context=pass-q";
     feed(request);
   }
 

@@ -219,8 +219,7 @@ void FakeWorkers::check_readers(const Span& span, int64_t block) {
     const int c = stream == kv::Stream::kEntries ? span.grouping.c : index_stripes;
     // Whoever runs the whole rows of one rank reads all parts; else the members of a c-group those of its
     // heads.
-    const kv::Pattern pattern =
-        span.grouping.width < limits_.rank_count ? kv::single(span.grouping.base) : kv::striped(c);
+    const kv::Pattern pattern = kv::group_pattern(span.grouping, c, limits_.rank_count);
     const auto ids = pages(span, block, part);
     for (int rank = 0; rank < limits_.rank_count; ++rank) {
       const kv::Range read = kv::held_parts(geometry, stream, pattern, rank, limits_.rank_count);

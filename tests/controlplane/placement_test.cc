@@ -35,6 +35,13 @@ TEST(Placement, FollowsTheWish) {
   EXPECT_EQ(parts.residency, (kv::Residency{kv::striped(2), kv::replicated()}));
   EXPECT_EQ(placement_name(limits, parts), "dcp(2), index copied(4)");
   EXPECT_EQ(place({kv::DecodeKind::kDp, 1}, {kv::IndexKind::kSplit, 4}).index_c, 1);
+  // A group of two: the one that rank 2 is in.
+  const Placement group = place({kv::DecodeKind::kDp, 2, 2}, {kv::IndexKind::kSplit, 4});
+  EXPECT_EQ(group.grouping, (kv::Grouping{2, 2, 2}));
+  EXPECT_EQ(group.index_c, 2);
+  EXPECT_EQ(group.residency.entries, (kv::Pattern{kv::PatternKind::kStriped, 2, 2, 2}));
+  EXPECT_EQ(placement_name(limits, group), "dp(ranks 2-3)xdcp(2), index split(4)");
+  EXPECT_EQ(placement_choices(limits, {kv::DecodeKind::kDp, 1, 2}), (std::vector<int>{0, 2}));
   const Placement dp = place({kv::DecodeKind::kDp, 1}, kv::IndexKind::kSplit);
   EXPECT_EQ(dp.grouping, (kv::Grouping{2, 1, 1}));
   EXPECT_EQ(dp.residency.entries, kv::single(2));
@@ -61,6 +68,34 @@ TEST(Placement, ShortChunksAreShared) {
   EXPECT_EQ(chunk_split(kv::Split::kZigzag, 100, true, 4), kv::Split::kShared);
 }
 
+TEST(Placement, QueriesTravelWhereThatMovesFewerBytes) {
+  // MLA: 64 heads, 576-byte entries and queries, partials of 514 words; the cache striped over all of 8
+  // ranks.
+  Limits limits = small_limits(8, 10);
+  limits.geometry = {64, {kv::StreamGeometry{1, 1152}, kv::StreamGeometry{}}, 64};
+  limits.query_bytes = 1152;
+  limits.value_width = 512;
+  const Placement dcp = placement_of(limits, {kv::DecodeKind::kDcp, 8}, {}, 0);
+  const auto passes = [&](int64_t start, int64_t rows, kv::ContextPath path = kv::ContextPath::kAuto) {
+    return passes_query(limits, dcp, kv::Split::kZigzag, path, start, rows, 0);
+  };
+  // Of a context of n tokens each of 8 ranks reads 7/8; a row's queries and partials are 7 · 64 · (1152 +
+  // 2056) bytes: they break even at n / 178 rows.
+  EXPECT_TRUE(passes(128'000, 512));
+  EXPECT_FALSE(passes(128'000, 1024));
+  EXPECT_FALSE(passes(0, 2048));
+  EXPECT_TRUE(passes(0, 2048, kv::ContextPath::kPassQ));
+  EXPECT_FALSE(passes(128'000, 512, kv::ContextPath::kPassKv));
+  // Replicated entries are read at home: nothing to save.
+  const Placement tp = placement_of(limits, {kv::DecodeKind::kTp, 1}, {}, 0);
+  EXPECT_FALSE(passes_query(limits, tp, kv::Split::kZigzag, kv::ContextPath::kAuto, 128'000, 512, 0));
+  EXPECT_FALSE(passes_query(limits, dcp, kv::Split::kShared, kv::ContextPath::kPassQ, 128'000, 512, 0));
+  // Rows that select entries read them where they lie, whatever was asked.
+  limits.index_topk = 2048;
+  EXPECT_FALSE(passes(128'000, 512, kv::ContextPath::kPassQ));
+  EXPECT_TRUE(passes(1000, 1048, kv::ContextPath::kPassQ));
+}
+
 TEST(Placement, NeedsEqualTheSumOverBlocks) {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -74,7 +109,8 @@ TEST(Placement, NeedsEqualTheSumOverBlocks) {
     do {
       c = 1 + static_cast<int>(random.below(static_cast<uint64_t>(ranks)));
     } while (ranks % c != 0);
-    const kv::DecodeWish decode{static_cast<kv::DecodeKind>(random.below(3)), c};
+    const std::vector<kv::DecodeWish> wishes = kv::decode_wishes(ranks);
+    const kv::DecodeWish decode = wishes[random.below(wishes.size())];
     const kv::IndexWish index(static_cast<kv::IndexKind>(random.below(2)), random.below(2) == 0 ? 0 : c);
     const Placement placement =
         placement_of(limits, decode, index, static_cast<int>(random.below(static_cast<uint64_t>(ranks))));

@@ -52,6 +52,65 @@ TEST(Scheduler, AChunkLimitLetsPromptsShareAStep) {
   EXPECT_EQ(span_of(plan, c)->rows, 8);
 }
 
+// Mechanisms of a split cache are in the spans that have one, from the step after they were asked for.
+TEST(Scheduler, MechanismsAreInThePlan) {
+  Harness h(small_limits(4, 200));
+  GroupingWish both = wish(kv::DecodeKind::kDcp, 4);
+  both.mechanisms = kv::parse_mechanisms("query=replicated,partials=tree", {}).value();
+  GroupingWish tp = both;
+  tp.decode = {kv::DecodeKind::kTp, 1};
+  const RequestId a = h.submit(text(1, 20), 9, both), b = h.submit(text(2, 20), 9, tp);
+  const Plan prefill = h.plan().value();
+  EXPECT_EQ(span_of(prefill, a)->split, kv::Split::kZigzag);
+  EXPECT_FALSE(span_of(prefill, a)->replicate_query || span_of(prefill, a)->tree_partials);
+  h.run_oldest();
+  const Plan decode = h.plan().value();
+  EXPECT_TRUE(span_of(decode, a)->replicate_query && span_of(decode, a)->tree_partials);
+  EXPECT_FALSE(span_of(decode, b)->replicate_query || span_of(decode, b)->tree_partials);
+  RegroupRequested change;
+  change.command = 1;
+  change.request = a;
+  change.mechanisms = "partials=all-to-all";
+  h.feed(change);
+  EXPECT_EQ(h.regrouped.at(0).after, "dcp(4), index copied, query=replicated");
+  EXPECT_EQ(h.regrouped.at(0).bytes_moved, 0);
+  h.run_oldest();
+  const Plan later = h.plan().value();
+  EXPECT_TRUE(span_of(later, a)->replicate_query && !span_of(later, a)->tree_partials);
+  h.run_oldest();
+  h.run_all();
+  h.expect_right(a);
+  h.expect_right(b);
+}
+
+TEST(Scheduler, TheFormOfARequestIsFixed) {
+  Harness h(small_limits(4, 200));
+  const RequestId id = h.submit(text(1, 40), 4);
+  h.step();
+  RegroupRequested change;
+  change.request = id;
+  change.mechanisms = "form=expanded";
+  h.feed(change);
+  EXPECT_EQ(h.regrouped.at(0).error.field, "mechanisms");
+  GroupingWish expanded = kTpWish;
+  expanded.mechanisms.form = kv::AttentionForm::kExpanded;
+  const RequestId other = h.submit(text(2, 40), 4, expanded);
+  const Plan plan = h.plan().value();
+  EXPECT_TRUE(span_of(plan, other)->expand_context);
+  EXPECT_FALSE(span_of(plan, id)->expand_context);
+  h.run_oldest();
+  h.run_all();
+}
+
+TEST(Scheduler, ATreeNeedsAPowerOfTwo) {
+  Harness h(small_limits(3, 200));
+  GroupingWish tree = wish(kv::DecodeKind::kDcp, 3);
+  tree.mechanisms.partials = kv::PartialsPath::kTree;
+  const RequestId id = h.submit(text(1, 20), 9, tree);
+  h.run_all();
+  EXPECT_EQ(h.outcomes.at(id).finished.value().error.field, "mechanisms");
+}
+
 TEST(Scheduler, OneStepHoldsPrefillUnderPcpAndDecodeOfEveryGrouping) {
   Harness h(small_limits(4, 200));
   std::vector<RequestId> ids = {

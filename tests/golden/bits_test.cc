@@ -3,6 +3,9 @@
 // alone), and every other way compared with it position by position.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "tests/support/bits.h"
 #include "worker/model/config.h"
 
@@ -41,6 +44,13 @@ TEST_P(FullProduct, EveryWayGivesTheSameBits) {
       for (const BitsCase& one : all) bad += harness.mismatches_alone(one);
       bad += harness.mismatches_batched(all);
       cases += 3 * std::ssize(all);
+      const std::vector<BitsCase> mechanisms = mechanisms_of(ranks, chunk, has_index(GetParam()));
+      if (!mechanisms.empty()) bad += harness.mismatches_batched(mechanisms);
+      for (size_t i = static_cast<size_t>(chunk % 5); i < mechanisms.size(); i += 5) {
+        bad += harness.mismatches_alone(mechanisms[i]);
+        cases += 2;
+      }
+      cases += std::ssize(mechanisms);
     }
   }
   EXPECT_EQ(bad, 0);
@@ -62,7 +72,9 @@ TEST_P(EveryFamily, EveryGroupingGivesTheSameBits) {
   int64_t bad = 0;
   for (const int ranks : {2, 4, 8}) {
     for (const int64_t chunk : {0, 64, 200}) {
-      const std::vector<BitsCase> all = cases_of(ranks, chunk, has_index(GetParam()));
+      std::vector<BitsCase> all = cases_of(ranks, chunk, has_index(GetParam()));
+      const std::vector<BitsCase> mechanisms = mechanisms_of(ranks, chunk, has_index(GetParam()));
+      all.insert(all.end(), mechanisms.begin(), mechanisms.end());
       bad += harness.mismatches_batched(all);
       for (size_t i = static_cast<size_t>(chunk % 7); i < all.size(); i += 11)
         bad += harness.mismatches_alone(all[i]);
@@ -82,6 +94,41 @@ INSTANTIATE_TEST_SUITE_P(
                       Setting{"qwen3_moe", DType::kF32}, Setting{"qwen3_moe", DType::kBF16},
                       Setting{"qwen2_window", DType::kF32}, Setting{"qwen2_window", DType::kBF16}),
     setting_name);
+
+// Experts split by columns have an order of their own: near the other one, not equal to it, and as
+// independent of the grouping.
+class SplitExperts : public ::testing::TestWithParam<Setting> {};
+
+TEST_P(SplitExperts, HaveBitsOfTheirOwn) {
+  BitsModel model = bits_model(GetParam());
+  const BitsHarness whole(model);
+  model.split_experts = true;
+  BitsHarness harness(model);
+  int64_t bad = 0, different = 0;
+  for (const int ranks : {2, 4, 8}) {
+    const int64_t chunk = ranks == 4 ? 64 : 0;
+    bad += harness.mismatches_batched(cases_of(ranks, chunk, has_index(GetParam())));
+    bad += harness.mismatches_alone({ranks, kv::Split::kZigzag, {kv::DecodeKind::kDcp, ranks}, {}, chunk});
+  }
+  EXPECT_EQ(bad, 0);
+  double distance = 0;  // the prompt is the same; answers may part
+  for (int64_t position = 0; position < model.prompt_tokens; ++position) {
+    const auto &a = whole.reference()[static_cast<size_t>(position)],
+               &b = harness.reference()[static_cast<size_t>(position)];
+    different += a != b ? 1 : 0;
+    for (size_t i = 0; i < a.size(); ++i)
+      distance = std::max(distance, std::abs(double{a[i]} - double{b[i]}));
+  }
+  EXPECT_GT(different, model.prompt_tokens / 2);
+  EXPECT_LT(distance, GetParam().dtype == DType::kF32 ? 1e-3 : 0.5);
+  std::printf("%lld of %lld rows differ from whole experts, by at most %.3g\n",
+              static_cast<long long>(different), static_cast<long long>(model.prompt_tokens), distance);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, SplitExperts,
+                         ::testing::Values(Setting{"deepseek_v3", DType::kF32},
+                                           Setting{"qwen3_moe", DType::kF32}),
+                         setting_name);
 
 TEST(Sampled, TheSameTokensUnderEveryGrouping) {
   BitsModel model = bits_model({"deepseek_v32", DType::kF32});
@@ -169,6 +216,8 @@ TEST_P(BigBlocks, TheSameBits) {
   int64_t bad = 0;
   for (const int ranks : {2, 4, 8}) {
     std::vector<BitsCase> all = cases_of(ranks, 200, true);
+    const std::vector<BitsCase> mechanisms = mechanisms_of(ranks, 200, true);
+    all.insert(all.end(), mechanisms.begin(), mechanisms.end());
     std::vector<BitsCase> some;
     for (size_t i = 0; i < all.size(); i += 7) some.push_back(all[i]);
     bad += harness.mismatches_batched(some);

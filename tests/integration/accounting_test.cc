@@ -140,6 +140,59 @@ TEST(Accounting, ACancelledPromptCountsAsFarAsItWasComputed) {
   EXPECT_EQ(daemon.status().cancelled(), 1u);
 }
 
+// What explain says of each way to exchange is what the trace of a request that had it counts.
+TEST(Accounting, ExplainKnowsWhatEachMechanismMoves) {
+  Daemon daemon(kFour);
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
+  client::Client client = daemon.client();
+  const auto run_with = [&](const char* mechanisms, wire::ExplainReply& explained) {
+    uint64_t id = 0;
+    client::StreamHandlers handlers;
+    handlers.accepted = [&](const wire::Accepted& accepted) { id = accepted.request(); };
+    auto request = text_request(prompt_with_fact(1000, "Vega-7c41", "20586"), 30);
+    request.set_ignore_eos(true);
+    request.set_decode("dcp(4)");
+    request.set_mechanisms(mechanisms);
+    const Answer answer = run_request(client, request, handlers);
+    EXPECT_FALSE(answer.failure.has_value());
+    wire::ControlRequest explain;
+    explain.mutable_explain()->set_request(id);
+    explained = daemon.control(explain).explain();
+    return answer.finished.trace();
+  };
+  wire::ExplainReply plain, other;
+  const wire::Trace gathered = run_with("", plain),
+                    replicated = run_with("query=replicated,partials=tree", other);
+  ASSERT_EQ(gathered.decodes_size(), 1);
+  ASSERT_EQ(replicated.decodes_size(), 1);
+  EXPECT_EQ(gathered.decodes(0).mechanisms(), "");
+  EXPECT_EQ(replicated.decodes(0).mechanisms(), "query=replicated,partials=tree");
+  EXPECT_EQ(replicated.mechanisms(), "query=replicated,partials=tree");
+  EXPECT_GT(gathered.decode_crossed().queries(), 0u);
+  EXPECT_EQ(replicated.decode_crossed().queries(), 0u);
+  const auto line = [](const wire::ExplainReply& reply, const std::string& name) {
+    for (const wire::MechanismCost& cost : reply.mechanisms()) {
+      if (cost.mechanism() == name) return cost;
+    }
+    ADD_FAILURE() << name << " is not told\n" << reply.ShortDebugString();
+    return wire::MechanismCost{};
+  };
+  // Asked and not asked for; per step as counted.
+  EXPECT_TRUE(line(plain, "query=gathered").present());
+  EXPECT_FALSE(line(plain, "query=replicated").present());
+  EXPECT_TRUE(line(other, "query=replicated").present());
+  EXPECT_EQ(line(plain, "query=gathered").per_step().queries() * gathered.decode_steps(),
+            gathered.decode_crossed().queries());
+  EXPECT_EQ(line(other, "partials=tree").per_step().partials() * replicated.decode_steps(),
+            replicated.decode_crossed().partials());
+  EXPECT_EQ(line(plain, "query=replicated").per_step().queries(), 0u);
+  EXPECT_LT(line(plain, "query=replicated").exchanges(), line(plain, "query=gathered").exchanges());
+  EXPECT_GT(line(plain, "partials=tree").exchanges(), line(plain, "partials=all-to-all").exchanges());
+  for (const char* name : {"prefill=zigzag", "prefill=contiguous", "context=pass-kv", "fetch=copies"}) {
+    EXPECT_EQ(line(plain, name).phase(), "prefill");
+  }
+}
+
 // A request that changes its grouping five times: each keeps what it cost, together they are the whole, and
 // what was announced is what moved.
 TEST(Accounting, EveryGroupingOfARequestKeepsItsFigures) {

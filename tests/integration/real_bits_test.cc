@@ -22,28 +22,33 @@ constexpr int64_t kBlock = 8, kPrompt = 205,
                   kAnswer = 14;  // 25 blocks and a partial one; crosses two borders
 const int kWorkers[] = {1, 2, 4, 8};
 const char* const kChunks[] = {"512", "64", "200"};
-const char* const kPrefills[] = {"none", "zigzag", "interleave"};
-const char* const kDecodes[] = {"tp", "dp", "dcp(2)", "dcp(4)", "dcp(8)"};
-const char* const kIndexes[] = {"copied", "split"};
+const char* const kPrefills[] = {"none", "zigzag", "interleave", "contiguous"};
+const char* const kDecodes[] = {"tp", "dp", "dcp(2)", "dcp(4)", "dcp(8)", "dp(2)xdcp(2)", "dp(2)xtp"};
+const int kLeastWorkers[] = {1, 1, 2, 4, 8, 4, 4};
+const char* const kIndexes[] = {"copied", "split", "copied(2)", "split(2)"};
+const char* const kMechanisms[] = {"query=gathered,partials=all-to-all",
+                                   "query=replicated,partials=all-to-all", "query=gathered,partials=tree",
+                                   "query=replicated,partials=tree"};
 
 const char* const kDrafts[] = {"", " drafts that hold", " drafts of which some hold"};
 
-// Axis values by number: workers, chunk, prefill, decode, index, with others, prefix hit, regrouped, drafts.
-constexpr size_t kAxes = 9;
-constexpr std::array<int, kAxes> kSizes = {4, 3, 3, 5, 2, 2, 2, 2, 3};
+// Axis values by number: workers, chunk, prefill, decode, index, with others, prefix hit, regrouped, drafts,
+// mechanisms.
+constexpr size_t kAxes = 10;
+constexpr std::array<int, kAxes> kSizes = {4, 3, 4, 7, 4, 2, 2, 2, 3, 4};
 using Way = std::array<int, kAxes>;
 
 bool possible(const Way& way) {
   const int workers = kWorkers[way[0]];
-  if (way[3] >= 2 && workers < (2 << (way[3] - 2))) return false;  // dcp(c) needs c workers
-  return workers > 1 || (way[2] == 0 && way[7] == 0);              // one worker: nothing to split or regroup
+  if (workers < kLeastWorkers[way[3]] || (workers == 1 && way[4] >= 2)) return false;
+  return workers > 1 || (way[2] == 0 && way[7] == 0);  // one worker: nothing to split or regroup
 }
 
 std::string name(const Way& way) {
   return "W=" + std::to_string(kWorkers[way[0]]) + " chunk=" + kChunks[way[1]] +
          " prefill=" + kPrefills[way[2]] + " decode=" + kDecodes[way[3]] + " index=" + kIndexes[way[4]] +
          (way[5] ? " with others" : " alone") + (way[6] ? " prefix hit" : "") + (way[7] ? " regrouped" : "") +
-         kDrafts[way[8]];
+         kDrafts[way[8]] + " " + kMechanisms[way[9]];
 }
 
 // (axis, value, axis, value) of every pair in a way.
@@ -118,6 +123,7 @@ wire::GenerateRequest request_of(const std::vector<uint32_t>& prompt, const Way&
   request.set_prefill(kPrefills[way[2]]);
   request.set_decode(kDecodes[way[3]]);
   request.set_index(kIndexes[way[4]]);
+  request.set_mechanisms(kMechanisms[way[9]]);
   request.set_digest(true);
   request.set_no_prefix_cache(!prefix_cache);
   return request;
@@ -134,7 +140,7 @@ void add_drafts(wire::GenerateRequest& request, std::vector<uint32_t> answer, bo
 // The decode groupings a regroup goes through, all different from each other where W allows it.
 std::string next_decode(int workers, size_t turn) {
   static const std::vector<std::string> two = {"dcp(2)", "dp", "tp"}, four = {"dcp(4)", "tp", "dcp(2)"},
-                                        eight = {"dcp(8)", "dp", "dcp(2)"};
+                                        eight = {"dcp(8)", "dp(4)xdcp(2)", "dcp(2)"};
   const auto& list = workers == 2 ? two : workers == 4 ? four : eight;
   return list[turn % list.size()];
 }
@@ -167,6 +173,7 @@ Digests run(Daemon& daemon, wire::GenerateRequest request, const Way& way) {
       regroup.mutable_regroup()->add_requests(id);
       regroup.mutable_regroup()->set_decode(next_decode(kWorkers[way[0]], static_cast<size_t>(out.regroups)));
       regroup.mutable_regroup()->set_index(kIndexes[(way[4] + 1 + out.regroups) % 2]);
+      regroup.mutable_regroup()->set_mechanisms(kMechanisms[(way[9] + out.regroups) % 4]);
       const wire::ControlReply done = daemon.control(regroup);
       EXPECT_TRUE(done.has_regroup()) << done.DebugString();
       for (const auto& outcome : done.regroup().outcomes()) {
@@ -228,13 +235,13 @@ TEST_P(RealBits, ACoveringSetOfWaysGivesTheSameDigests) {
     wire::GenerateRequest request = request_of(prompt, way, way[6] != 0);
     // A salt of its own: what hits is what this way has put there.
     request.set_cache_salt(name(way));
-    if (way[6]) (void)run(*daemon, request, {way[0], way[1], way[2], way[3], way[4], 0, 0, 0, 0});
+    if (way[6]) (void)run(*daemon, request, {way[0], way[1], way[2], way[3], way[4], 0, 0, 0, 0, way[9]});
     // Company under every grouping, started before and still running when the request under test comes.
     std::vector<client::Client> others;
     std::vector<uint64_t> tags;
     if (way[5]) {
-      for (int decode = 0; decode < 5; ++decode) {
-        const Way other = {way[0], way[1], decode % 3, decode, decode % 2, 1, 0, 0, 0};
+      for (int decode = 0; decode < kSizes[3]; ++decode) {
+        const Way other = {way[0], way[1], decode % 3, decode, decode % 2, 1, 0, 0, 0, decode % 4};
         if (!possible(other)) continue;
         wire::GenerateRequest company =
             request_of(prompt_tokens(100 + static_cast<uint64_t>(decode), 500), other, false);

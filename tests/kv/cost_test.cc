@@ -4,6 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "proto/vocab/units.h"
+
 namespace weft::kv {
 namespace {
 
@@ -69,6 +73,43 @@ TEST(Cost, DecodeUnderDcp) {
   EXPECT_EQ(cost.crossed[K::kCandidates], 0);
   EXPECT_EQ(cost.crossed[K::kEntries], 0);
   EXPECT_EQ(cost.crossed[K::kIndexKeys], 0);
+}
+
+TEST(Cost, MechanismsOfDcp) {
+  CostSpan span = decode(100'000, {0, 8, 4}, IndexKind::kCopied, 8);
+  const Cost plain = step_cost(glm(8), span, 6);
+  // Entries, partials and two sums in every layer, and the logits.
+  EXPECT_EQ(step_exchanges(glm(8), {&span, 1}), 78 * 4 + 1);
+  span.mechanisms.query = QueryPath::kReplicated;
+  const Cost replicated_query = step_cost(glm(8), span, 6);
+  EXPECT_EQ(replicated_query.crossed[K::kQueries], 0);
+  EXPECT_EQ(replicated_query.crossed[K::kPartials], plain.crossed[K::kPartials]);
+  // What dcp adds to tp is then one exchange point per layer.
+  EXPECT_EQ(step_exchanges(glm(8), {&span, 1}), 78 * 3 + 1);
+  const CostSpan tp = decode(100'000, {0, 8, 1}, IndexKind::kCopied, 8);
+  EXPECT_EQ(step_exchanges(glm(8), {&tp, 1}), 78 * 2 + 1);
+  // With a split index, one more in each layer that has one.
+  CostSpan split = decode(100'000, {0, 8, 4}, IndexKind::kSplit, 8);
+  split.mechanisms.query = QueryPath::kReplicated;
+  EXPECT_EQ(step_exchanges(glm(8), {&split, 1}), 78 * 3 + 21 + 1);
+  // A tree: half of the group's heads, then a quarter: as many bytes, in two rounds.
+  span.mechanisms.partials = PartialsPath::kTree;
+  EXPECT_EQ(step_cost(glm(8), span, 6).crossed[K::kPartials], plain.crossed[K::kPartials]);
+  EXPECT_EQ(step_exchanges(glm(8), {&span, 1}), 78 * 4 + 1);
+}
+
+TEST(Cost, GroupsOfSeveralRanks) {
+  // Ranks 4 to 7, the cache over two of them.
+  const CostSpan span = decode(100'000, {4, 4, 2}, IndexKind::kCopied, 8);
+  const Cost member = step_cost(glm(8), span, 6);
+  EXPECT_EQ(member.crossed[K::kQueries], 78 * 16 * 576 * 2);
+  EXPECT_EQ(member.crossed[K::kPartials], 78 * 16 * (512 + 2) * 4);
+  // Three others' attention sums; seven others' of the feed-forward.
+  EXPECT_EQ(member.crossed[K::kRows], 78 * (3 + 7) * 6144 * 4);
+  // Who is not in the group reads its four sums.
+  const Cost other = step_cost(glm(8), span, 1);
+  EXPECT_EQ(other.crossed[K::kQueries] + other.crossed[K::kPartials], 0);
+  EXPECT_EQ(other.crossed[K::kRows], 78 * (4 + 7) * 6144 * 4);
 }
 
 TEST(Cost, SplitIndexSendsCandidates) {
@@ -186,6 +227,38 @@ TEST(Cost, DecodeOfGroupedQueriesUnderDcp) {
   EXPECT_EQ(cost.crossed[K::kQueries], 28 * 4 * 128 * 2);
   EXPECT_EQ(cost.crossed[K::kPartials], 28 * 4 * (128 + 2) * 4);
   EXPECT_EQ(cost.crossed[K::kEntries], 0);
+}
+
+// A cache split by layer, as some engines have it for prefill: rank r keeps all tokens of the layers it owns,
+// and gives them to the others when the layer's turn comes.
+TEST(Cost, ACacheSplitByLayerSavesNothingOverStripes) {
+  constexpr int64_t kTokens = 8192, kLayers = 78, kEntryBytes = 576;
+  for (const int ranks : {2, 4, 8}) {
+    CostModel model = glm(ranks);
+    model.index_topk = 0;
+    model.geometry.streams[1] = {};
+    const Residency stripes = residency_of({0, ranks, ranks}, IndexKind::kCopied, ranks);
+    const StoredBytes stored = stored_bytes(model.geometry, stripes, kTokens, 0, ranks);
+    int64_t most_striped = 0;
+    for (int rank = 0; rank < ranks; ++rank)
+      most_striped = std::max(most_striped, stored[0][static_cast<size_t>(rank)]);
+    // The rank with one layer more than the others, without a buffer for the layer that is being received.
+    const int64_t most_layers = ceil_div(kLayers, int64_t{ranks}) * kTokens * kEntryBytes;
+    EXPECT_LE(most_striped, most_layers) << ranks;
+    EXPECT_EQ(most_striped, kLayers * kTokens * kEntryBytes / ranks) << ranks;
+
+    // Read in one layer by all ranks together, when the whole context lies there: everyone but the owner gets
+    // all of it, or everyone all but the own stripe.
+    CostSpan span = prefill(Split::kZigzag, stripes);
+    span.grouping = {0, ranks, ranks};
+    span.start = kTokens;
+    span.rows = 2 * ranks;
+    span.no_write = true;
+    const int64_t by_stripes = total_layer_cost(model, span, false).crossed[K::kEntries];
+    const int64_t by_layers = (ranks - 1) * kTokens * kEntryBytes;
+    EXPECT_NEAR(static_cast<double>(by_stripes), static_cast<double>(by_layers),
+                static_cast<double>(2 * ranks * ranks * kEntryBytes));
+  }
 }
 
 TEST(Cost, SelectedEntriesAreBounded) {

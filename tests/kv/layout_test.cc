@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include <numeric>
+
+#include "kv/mechanisms.h"
 
 namespace weft::kv {
 namespace {
@@ -309,6 +313,70 @@ TEST(Wishes, ParseAndRefuse) {
     EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
     EXPECT_EQ(result.error().field, "decode");
   }
+}
+
+TEST(Wishes, GroupsParseAndRefuse) {
+  EXPECT_EQ(parse_decode("dp(4)xdcp(2)", 8).value(), (DecodeWish{DecodeKind::kDp, 2, 4}));
+  EXPECT_EQ(parse_decode("dp(4)xdcp", 8).value(), (DecodeWish{DecodeKind::kDp, 4, 4}));
+  EXPECT_EQ(parse_decode("dp(2)xtp", 8).value(), (DecodeWish{DecodeKind::kDp, 1, 2}));
+  // Groups of all ranks, or of one, have shorter names.
+  EXPECT_EQ(parse_decode("dp(8)xdcp(4)", 8).value(), (DecodeWish{DecodeKind::kDcp, 4}));
+  EXPECT_EQ(parse_decode("dp(8)xtp", 8).value(), (DecodeWish{DecodeKind::kTp, 1}));
+  EXPECT_EQ(parse_decode("dp(1)xtp", 8).value(), (DecodeWish{DecodeKind::kDp, 1}));
+  for (const char* bad : {"dp(3)xtp", "dp(4)xdcp(8)", "dp(4)xdcp(3)", "dp(4)", "dp(4)x", "dp(4)xdp",
+                          "dp(0)xtp", "dp(16)xtp", "xtp"}) {
+    const auto result = parse_decode(bad, 8);
+    ASSERT_FALSE(result.has_value()) << bad;
+    EXPECT_EQ(result.error().field, "decode");
+  }
+  for (const int ranks : {1, 2, 3, 4, 6, 8}) {
+    const std::vector<DecodeWish> wishes = decode_wishes(ranks);
+    for (const DecodeWish wish : wishes) {
+      EXPECT_EQ(parse_decode(decode_name(wish), ranks).value(), wish) << decode_name(wish);
+      EXPECT_EQ(std::count(wishes.begin(), wishes.end(), wish), 1);
+    }
+  }
+}
+
+TEST(Residency, StaysInsideTheGroup) {
+  const CacheGeometry geometry{8, {StreamGeometry{2, 16, 4}, StreamGeometry{1, 8}}, 8};
+  // Ranks 4 to 7, the cache over two of them: each holds half of the blocks and the heads of its pair.
+  const Residency residency = residency_of({4, 4, 2}, IndexKind::kCopied, 8);
+  for (int64_t block = 0; block < 40; ++block) {
+    const RankMask holders = pattern_holders(residency.entries, block, 1, 8);
+    EXPECT_EQ(holders & 0x0fu, 0u);
+    EXPECT_EQ(rank_count_of(holders), 2);
+    EXPECT_EQ(pattern_holders(residency.index_keys, block, 1, 8), 0xf0u);
+    EXPECT_EQ(holds(holders, 4), (residue_class(block, 2) + 1) % 2 == 0);
+  }
+  EXPECT_EQ(held_parts(geometry, Stream::kEntries, residency.entries, 5, 8), (Range{0, 2}));
+  EXPECT_EQ(held_parts(geometry, Stream::kEntries, residency.entries, 6, 8), (Range{2, 4}));
+  EXPECT_TRUE(held_parts(geometry, Stream::kEntries, residency.entries, 3, 8).empty());
+  EXPECT_EQ(residency_of({0, 8, 2}, IndexKind::kCopied, 8).entries, striped(2));
+  EXPECT_EQ(residency_of({6, 2, 1}, IndexKind::kCopied, 8).entries,
+            (Pattern{PatternKind::kReplicated, 0, 6, 2}));
+  EXPECT_EQ(grouping_name({4, 4, 2}, 8), "dp(ranks 4-7)xdcp(2)");
+}
+
+TEST(MechanismsTest, ParseNameAndRefuse) {
+  EXPECT_EQ(parse_mechanisms("", {}).value(), Mechanisms{});
+  EXPECT_EQ(mechanisms_name({}), "");
+  Mechanisms both = parse_mechanisms("partials=tree,query=replicated", {}).value();
+  EXPECT_EQ(both.query, QueryPath::kReplicated);
+  EXPECT_EQ(both.partials, PartialsPath::kTree);
+  EXPECT_EQ(mechanisms_name(both), "query=replicated,partials=tree");
+  EXPECT_EQ(mechanisms_name(parse_mechanisms("query=gathered", both).value()), "partials=tree");
+  for (const MechanismChoice& choice : mechanism_choices()) {
+    EXPECT_TRUE(parse_mechanisms(choice.text, both)) << choice.text;
+  }
+  for (const char* bad :
+       {"tree", "partials", "partials=", "partials=ring", "query=replicated,", "=tree", ","}) {
+    const auto result = parse_mechanisms(bad, {});
+    ASSERT_FALSE(result.has_value()) << bad;
+    EXPECT_EQ(result.error().field, "mechanisms");
+  }
+  EXPECT_FALSE(validate_mechanisms(both, {DecodeKind::kDcp, 3}));
+  EXPECT_TRUE(validate_mechanisms(both, {DecodeKind::kDcp, 4}));
 }
 
 TEST(Wishes, IndexParseAndRefuse) {

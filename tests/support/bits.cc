@@ -15,27 +15,35 @@ std::string BitsCase::name() const {
   return "W=" + std::to_string(ranks) + " prefill=" + kv::split_name(prefill) +
          " decode=" + kv::decode_name(decode) + " index=" + kv::index_name(index) +
          " chunk=" + (chunk == 0 ? "all" : std::to_string(chunk)) + (regrouped ? " regrouped" : "") +
+         (mechanisms == kv::Mechanisms{} ? "" : " " + kv::mechanisms_name(mechanisms)) +
          std::array{"", " all drafts", " some drafts", " no draft"}[static_cast<size_t>(drafts)];
 }
 
-std::vector<kv::DecodeWish> decodes_of(int ranks) {
-  std::vector<kv::DecodeWish> out = {{kv::DecodeKind::kTp, 1}, {kv::DecodeKind::kDp, 1}};
-  for (int c = 2; c <= ranks; ++c) {
-    if (ranks % c == 0) out.push_back({kv::DecodeKind::kDcp, c});
-  }
-  return out;
-}
-
-namespace {
-
-// What is not in the product: one mechanism at a time, under every grouping.
 std::vector<BitsCase> mechanisms_of(int ranks, int64_t chunk, bool with_index) {
   std::vector<BitsCase> out;
   if (ranks == 1) return out;
-  for (const kv::DecodeWish& decode : decodes_of(ranks)) {
+  for (const kv::DecodeWish& decode : kv::decode_wishes(ranks)) {
     BitsCase plain{ranks, kv::Split::kZigzag, decode, {}, chunk, false};
     const auto add = [&](const auto& change) { change(out.emplace_back(plain)); };
     add([](BitsCase& one) { one.prefill = kv::Split::kContiguous; });
+    for (const kv::Split split : {kv::Split::kZigzag, kv::Split::kInterleave}) {
+      add([&](BitsCase& one) {
+        one.prefill = split;
+        one.mechanisms.context = kv::ContextPath::kPassQ;
+      });
+      add([&](BitsCase& one) {
+        one.prefill = split;
+        one.mechanisms.context = kv::ContextPath::kPassKv;
+        one.mechanisms.fetch = kv::FetchPath::kCopies;
+      });
+    }
+    add([](BitsCase& one) { one.mechanisms.context = kv::ContextPath::kPassKv; });
+    for (const char* text : {"query=replicated", "partials=tree", "query=replicated,partials=tree"}) {
+      if (decode.c == 1) continue;
+      const kv::Mechanisms mechanisms = kv::parse_mechanisms(text, {}).value();
+      if (!kv::validate_mechanisms(mechanisms, decode)) continue;
+      add([&](BitsCase& one) { one.mechanisms = mechanisms; });
+    }
     for (int c = 2; c <= ranks && with_index; c *= 2) {
       add([&](BitsCase& one) { one.index = {kv::IndexKind::kCopied, c}; });
       add([&](BitsCase& one) { one.index = {kv::IndexKind::kSplit, c}; });
@@ -45,14 +53,12 @@ std::vector<BitsCase> mechanisms_of(int ranks, int64_t chunk, bool with_index) {
   return out;
 }
 
-}  // namespace
-
 std::vector<BitsCase> cases_of(int ranks, int64_t chunk, bool with_index) {
-  std::vector<BitsCase> out = mechanisms_of(ranks, chunk, with_index);
+  std::vector<BitsCase> out;
   for (const kv::Split prefill : {kv::Split::kShared, kv::Split::kZigzag, kv::Split::kInterleave}) {
-    for (const kv::DecodeWish& decode : decodes_of(ranks)) {
+    for (const kv::DecodeWish& decode : kv::decode_wishes(ranks)) {
       for (const kv::IndexKind index : {kv::IndexKind::kCopied, kv::IndexKind::kSplit}) {
-        if (index == kv::IndexKind::kSplit && !with_index) continue;
+        if ((index == kv::IndexKind::kSplit && !with_index) || decode.width > 1) continue;
         for (const bool regrouped : {false, true}) {
           if (ranks == 1 && (prefill != kv::Split::kShared || regrouped)) continue;
           out.push_back({ranks, prefill, decode, index, chunk, regrouped});
@@ -64,7 +70,8 @@ std::vector<BitsCase> cases_of(int ranks, int64_t chunk, bool with_index) {
 }
 
 BitsHarness::BitsHarness(const BitsModel& model)
-    : model_(model), weights_(local_model(model.folder, model.weight_dtype, model.draft_layer)) {
+    : model_(model),
+      weights_(local_model(model.folder, model.weight_dtype, model.draft_layer, model.split_experts)) {
   SplitMix64 random(41);
   for (int64_t i = 0; i < model_.prompt_tokens; ++i) {
     prompt_.push_back(static_cast<uint32_t>(random.below(static_cast<uint64_t>(weights_.config.vocabulary))));
@@ -112,7 +119,7 @@ EngineOptions BitsHarness::engine_options(int ranks, int64_t chunk, int64_t requ
 
 RequestOptions BitsHarness::request_options(const BitsCase& one, bool prefix_cache) const {
   RequestOptions options;
-  options.grouping = {one.prefill, one.decode, one.index};
+  options.grouping = {one.prefill, one.decode, one.index, one.mechanisms};
   options.max_tokens = model_.answer_tokens;
   options.sampling = model_.sampling;
   options.use_prefix_cache = prefix_cache;
@@ -136,7 +143,7 @@ void BitsHarness::drive(LocalEngine& engine, const std::vector<std::pair<Request
       const auto& [request, one] = requests[i];
       if (!one.regrouped || sent[i] >= std::size(turns)) continue;
       if (std::ssize(engine.outcome(request).tokens) < turns[sent[i]]) continue;
-      const std::vector<kv::DecodeWish> decodes = decodes_of(one.ranks);
+      const std::vector<kv::DecodeWish> decodes = kv::decode_wishes(one.ranks);
       const size_t at =
           static_cast<size_t>(std::find(decodes.begin(), decodes.end(), one.decode) - decodes.begin());
       ++sent[i];

@@ -23,18 +23,20 @@ struct BitsCase {
   int64_t chunk = 0;       // 0: all at once
   bool regrouped = false;  // thinned and widened while decoding, in mid-block
   Drafts drafts = Drafts::kOff;
+  kv::Mechanisms mechanisms = {};
   std::string name() const;
 };
 
-// All decode groupings of W ranks.
-std::vector<kv::DecodeWish> decodes_of(int ranks);
-// prefill × decode × index × regrouped for one W and chunk size, then each other mechanism under each
-// grouping.
+// prefill × decode × index × regrouped for one W and chunk size.
 std::vector<BitsCase> cases_of(int ranks, int64_t chunk, bool with_index);
+// What is not in that product: groups of several ranks, and one other mechanism at a time under every
+// grouping.
+std::vector<BitsCase> mechanisms_of(int ranks, int64_t chunk, bool with_index);
 
 struct BitsModel {
   std::string folder;
   DType weight_dtype = DType::kF32, cache_dtype = DType::kF32;
+  bool split_experts = false;
   int64_t block_tokens = 8;
   int64_t prompt_tokens = 205;  // 25 blocks and a partial one
   int64_t answer_tokens = 14;   // crosses at least two block boundaries
@@ -56,6 +58,8 @@ class BitsHarness {
   int64_t guesses_compared() const { return guesses_compared_; }
   const controlplane::FinishedNotice& reference_notice() const { return reference_notice_; }
   const std::vector<uint32_t>& prompt() const { return prompt_; }
+  // Logits of the reference run, by position.
+  const std::vector<std::vector<float>>& reference() const { return reference_; }
 
  private:
   EngineOptions engine_options(int ranks, int64_t chunk, int64_t requests) const;

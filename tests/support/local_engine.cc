@@ -23,6 +23,12 @@ controlplane::Limits limits_of(const LocalModel& model, const EngineOptions& opt
       limits.geometry.page_bytes(kv::Stream::kIndexKeys) > 0 ? options.workers.pool.index_keys : 0;
   limits.pool_pages.assign(static_cast<size_t>(limits.rank_count),
                            {options.workers.pool.entries, index_pages});
+  limits.query_bytes =
+      model.config.key_width() * static_cast<int64_t>(dtype_bytes(options.workers.cache_dtype));
+  limits.value_width = model.config.value_width();
+  limits.index_topk = model.config.index_topk;
+  limits.window = model.config.window();
+  limits.window_layers = model.config.window_layers();
   limits.max_context = options.max_context;
   limits.table_count = options.workers.table_count;
   limits.max_running = options.workers.table_count / 2;
@@ -107,6 +113,7 @@ bool LocalEngine::step() {
   if (seen) seen(plan);
   const auto results = workers_.run(plan).value();
   ++steps_;
+  exchanges_ += results.front().exchanges();
   for (const wire::StepResult& result : results) {
     controlplane::StepAcknowledged event;
     event.step = StepId{result.step()};

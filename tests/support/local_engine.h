@@ -60,6 +60,7 @@ class LocalEngine {
   controlplane::ControlPlane& control_plane() { return control_plane_; }
   LocalWorkers& workers() { return workers_; }
   int64_t steps() const { return steps_; }
+  int64_t exchanges() const { return exchanges_; }  // that rank 0 has passed
   // SHA-256 over the raw logits of positions 0 … end, in order, one after the other. CHECKs that all are
   // there.
   std::string digest(RequestId request, int64_t positions);
@@ -76,7 +77,7 @@ class LocalEngine {
   std::map<RequestId, RequestOutcome> outcomes_;
   uint64_t next_request_ = 1;
   uint64_t next_command_ = 1;
-  int64_t steps_ = 0;
+  int64_t steps_ = 0, exchanges_ = 0;
   Time now_{};
 };
 

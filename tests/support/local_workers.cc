@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <thread>
+#include <tuple>
 
 namespace weft::test {
 namespace {
@@ -15,14 +16,16 @@ kv::Mapping anonymous(size_t bytes) {
 
 }  // namespace
 
-const LocalModel& local_model(const std::string& folder, DType weight_dtype, bool draft_layer) {
+const LocalModel& local_model(const std::string& folder, DType weight_dtype, bool draft_layer,
+                              bool split_experts) {
   static std::mutex mutex;
-  static std::map<std::tuple<std::string, DType, bool>, std::unique_ptr<LocalModel>> models;
+  static std::map<std::tuple<std::string, DType, bool, bool>, std::unique_ptr<LocalModel>> models;
   const std::lock_guard lock(mutex);
-  auto& model = models[{folder, weight_dtype, draft_layer}];
+  auto& model = models[{folder, weight_dtype, draft_layer, split_experts}];
   if (model == nullptr) {
     model = std::make_unique<LocalModel>();
     model->config = worker::read_model_config(folder, draft_layer).value();
+    model->config.split_experts = split_experts;
     model->weight_dtype = weight_dtype;
     const int64_t bytes = worker::weight_arena_bytes(model->config, weight_dtype);
     model->arena = anonymous(static_cast<size_t>(bytes));

@@ -25,8 +25,9 @@ struct LocalModel {
   kv::Mapping arena;
   worker::ModelWeights weights;
 };
-// Loaded once per folder, dtype and with or without the draft layer; kept for the life of the process.
-const LocalModel& local_model(const std::string& folder, DType weight_dtype, bool draft_layer = false);
+// Loaded once per folder, dtype and options; kept for the life of the process.
+const LocalModel& local_model(const std::string& folder, DType weight_dtype, bool draft_layer = false,
+                              bool split_experts = false);
 
 struct LocalOptions {
   int rank_count = 1;

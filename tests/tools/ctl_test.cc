@@ -80,6 +80,13 @@ TEST(Parse, GroupingsAreNormal) {
        {"dcp", "dcp(", "dcp()", "dcp(4", "dcp0", "dcp-1", "dcp(04)", "dcpx", "tp4", "", "dcp(1000)"}) {
     EXPECT_FALSE(normal_grouping(text)) << text;
   }
+  for (const char* text : {"dp(4)xdcp(2)", "dp4xdcp2", "dp:4xdcp:2"}) {
+    EXPECT_EQ(normal_grouping(text).value(), "dp(4)xdcp(2)") << text;
+  }
+  EXPECT_EQ(normal_grouping("dp2xtp").value(), "dp(2)xtp");
+  for (const char* text : {"dp4", "dp4x", "dp4xdp", "dpxtp", "dp4xdcp", "4xtp"}) {
+    EXPECT_FALSE(normal_grouping(text)) << text;
+  }
   EXPECT_EQ(normal_index("split:4").value(), "split(4)");
   EXPECT_EQ(normal_index("copied8").value(), "copied(8)");
   EXPECT_EQ(normal_index("split").value(), "split");

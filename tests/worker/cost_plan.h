@@ -24,6 +24,11 @@ inline wire::StepPlan plan_of(const kv::CostSpan& span, uint64_t step,
   out->set_group_c(static_cast<uint32_t>(span.grouping.c));
   out->set_origin(static_cast<uint32_t>(span.origin));
   out->set_index_c(static_cast<uint32_t>(span.index_c));
+  const bool splits = span.split == kv::Split::kShared && span.grouping.c > 1;
+  out->set_replicate_query(splits && span.mechanisms.query == kv::QueryPath::kReplicated);
+  out->set_tree_partials(splits && span.mechanisms.partials == kv::PartialsPath::kTree);
+  out->set_copy_context(span.split != kv::Split::kShared && span.mechanisms.fetch == kv::FetchPath::kCopies);
+  out->set_pass_query(span.split != kv::Split::kShared && span.mechanisms.context == kv::ContextPath::kPassQ);
   for (int64_t row = 0; row < span.rows; ++row) out->add_tokens(token(span.start + row));
   return plan;
 }

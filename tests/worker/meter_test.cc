@@ -49,16 +49,20 @@ struct Way {
   kv::IndexWish index;
   kv::Split split;
   int origin;
+  kv::Mechanisms mechanisms = {};
   std::string name() const {
     return std::string(kv::split_name(split)) + ", " + kv::grouping_name(grouping, ranks) + ", index " +
-           kv::index_name(index) + ", origin " + std::to_string(origin) + " on " + std::to_string(ranks);
+           kv::index_name(index) + ", origin " + std::to_string(origin) + " on " + std::to_string(ranks) +
+           " " + kv::mechanisms_name(mechanisms);
   }
 };
 
-std::vector<Way> all_ways(int ranks) {
-  std::vector<kv::Grouping> groupings{{ranks - 1, 1, 1}};
-  for (int c = 1; c <= ranks && ranks > 1; ++c) {
-    if (ranks % c == 0) groupings.push_back({0, ranks, c});
+// Rows that select entries do not pass their queries: `dense` says that there are none.
+std::vector<Way> all_ways(int ranks, bool dense) {
+  std::vector<kv::Grouping> groupings;
+  for (const kv::DecodeWish& wish : kv::decode_wishes(ranks)) {
+    const int width = wish.kind == kv::DecodeKind::kDp ? wish.width : ranks;
+    groupings.push_back({ranks - width, width, wish.c});
   }
   std::vector<kv::IndexWish> indexes{kv::IndexKind::kCopied, kv::IndexKind::kSplit};
   if (ranks > 1) indexes.push_back({kv::IndexKind::kCopied, ranks});
@@ -70,6 +74,25 @@ std::vector<Way> all_ways(int ranks) {
            {kv::Split::kShared, kv::Split::kZigzag, kv::Split::kInterleave, kv::Split::kContiguous}) {
         ways.push_back({ranks, grouping, index, split, (ranks + 1) % std::max(grouping.c, 1)});
       }
+    }
+  }
+  // The other mechanisms, where they mean something.
+  for (const kv::Grouping& grouping : groupings) {
+    if (grouping.c == 1) continue;
+    const Way plain{ranks, grouping, kv::IndexKind::kSplit, kv::Split::kShared, 1};
+    for (const char* text : {"query=replicated", "partials=tree", "query=replicated,partials=tree"}) {
+      Way& way = ways.emplace_back(plain);
+      way.mechanisms = kv::parse_mechanisms(text, {}).value();
+      if (way.mechanisms.partials == kv::PartialsPath::kTree && (grouping.c & (grouping.c - 1)) != 0)
+        ways.pop_back();
+    }
+  }
+  for (const kv::Grouping& grouping : groupings) {
+    for (kv::Split split : {kv::Split::kZigzag, kv::Split::kInterleave, kv::Split::kContiguous}) {
+      if (ranks == 1) continue;
+      const Way plain{ranks, grouping, kv::IndexKind::kSplit, split, 1};
+      ways.emplace_back(plain).mechanisms.fetch = kv::FetchPath::kCopies;
+      if (dense) ways.emplace_back(plain).mechanisms.context = kv::ContextPath::kPassQ;
     }
   }
   return ways;
@@ -121,6 +144,7 @@ void check_way(LocalWorkers& workers, const kv::CostModel& model, const Way& way
   span.index_c = kv::index_parts(way.grouping, way.index);
   span.residency = kv::residency_of(way.grouping, way.index, way.ranks);
   span.origin = way.origin;
+  span.mechanisms = way.mechanisms;
   span.sampler = way.ranks / 2;
   write_table(workers, span, way.ranks);
   struct Step {
@@ -135,6 +159,7 @@ void check_way(LocalWorkers& workers, const kv::CostModel& model, const Way& way
     span.split = step.rows == 1 ? kv::Split::kShared : way.split;
     const auto results = workers.run(plan_of(span, ++number, step.digest, model.vocabulary)).value();
     for (int rank = 0; rank < way.ranks; ++rank) {
+      EXPECT_EQ(results[static_cast<size_t>(rank)].exchanges(), kv::step_exchanges(model, {&span, 1}));
       kv::CrossedBytes got = measured(results[static_cast<size_t>(rank)]);
       kv::Cost cost = kv::step_cost(model, span, rank);
       seen += got;
@@ -151,8 +176,10 @@ void check_way(LocalWorkers& workers, const kv::CostModel& model, const Way& way
   }
 }
 
-void check_model(const std::string& name, DType cache_dtype, bool draft_layer = false) {
-  const LocalModel& model = local_model(std::string(WEFT_GOLDEN_FOLDER "/") + name, DType::kF32, draft_layer);
+void check_model(const std::string& name, DType cache_dtype, bool draft_layer = false,
+                 bool split_experts = false) {
+  const LocalModel& model =
+      local_model(std::string(WEFT_GOLDEN_FOLDER "/") + name, DType::kF32, draft_layer, split_experts);
   for (int ranks : {1, 2, 3, 4, 8}) {
     LocalOptions options;
     options.rank_count = ranks;
@@ -166,7 +193,7 @@ void check_model(const std::string& name, DType cache_dtype, bool draft_layer = 
     workers.keep_logits(false);
     const kv::CostModel cost = cost_model(model, ranks, cache_dtype);
     kv::CrossedBytes seen;
-    for (const Way& way : all_ways(ranks)) check_way(workers, cost, way, seen);
+    for (const Way& way : all_ways(ranks, cost.index_topk == 0)) check_way(workers, cost, way, seen);
     using K = kv::CrossKind;
     for (K kind : {K::kEntries, K::kQueries, K::kPartials, K::kRows}) EXPECT_EQ(seen[kind] > 0, ranks > 1);
     for (K kind : {K::kIndexKeys, K::kCandidates})
@@ -175,6 +202,7 @@ void check_model(const std::string& name, DType cache_dtype, bool draft_layer = 
 }
 
 TEST(Meter, EqualsTheArithmeticForADenseModel) { check_model("deepseek_v3", DType::kF32); }
+TEST(Meter, EqualsTheArithmeticWithSplitExperts) { check_model("qwen3_moe", DType::kF32, false, true); }
 TEST(Meter, EqualsTheArithmeticWithUnevenHeads) { check_model("glm4_moe_lite", DType::kF32); }
 TEST(Meter, EqualsTheArithmeticForGroupedQueries) { check_model("qwen3_moe", DType::kF32); }
 TEST(Meter, EqualsTheArithmeticForUnevenGroups) { check_model("llama_smol", DType::kBF16); }

@@ -145,12 +145,8 @@ class World {
   void attend_rank(StepState& state, int64_t layer) {
     const SpanRoute& span = state.layout.spans()[0];
     const int64_t words = kernels::partial_words(config_.latent);
-    kv::Range heads{0, config_.heads};
-    if (span.wide) {
-      const int first = group_first(state.rank, span.grouping.c);
-      heads = {kv::owned_heads(first, ranks_, config_.heads).begin,
-               kv::owned_heads(first + span.grouping.c - 1, ranks_, config_.heads).end};
-    }
+    const kv::Range heads =
+        span.wide ? kv::group_heads(span.grouping, state.rank, config_.heads) : kv::Range{0, config_.heads};
     const int64_t group = config_.heads / config_.kv_heads;
     std::vector<std::vector<float>> queries;
     std::vector<AttendJob> jobs;
@@ -167,7 +163,7 @@ class World {
         }
         std::vector<float>& out = partials_[{position, begin, state.rank}];
         out.resize(static_cast<size_t>((end - begin) * words));
-        jobs.push_back({home, part, query.data(), end - begin, out.data(), nullptr});
+        jobs.push_back({0, position, home, part, query.data(), end - begin, out.data(), nullptr});
       }
     }
     attend(state, layer, jobs);
@@ -257,15 +253,15 @@ TEST(Parts, EveryGroupingComputesTheSameAndCountsWhatCrosses) {
     const Results alone = run_sequence(config, 1, {0, 1, 1}, kv::Split::kShared);
     ASSERT_EQ(std::ssize(alone), kLayers * kPositions * heads);
     for (const int ranks : {2, 3, 4, 6, 8}) {
-      for (int c = 0; c <= ranks; ++c) {
-        if (c > 0 && ranks % c != 0) continue;
-        const kv::Grouping grouping = c == 0 ? kv::Grouping{ranks - 1, 1, 1} : kv::Grouping{0, ranks, c};
+      for (const kv::DecodeWish& wish : kv::decode_wishes(ranks)) {
+        const int width = wish.kind == kv::DecodeKind::kDp ? wish.width : ranks;
+        const kv::Grouping grouping{ranks - width, width, wish.c};
         for (const kv::Split split : {kv::Split::kShared, kv::Split::kZigzag, kv::Split::kInterleave}) {
           SCOPED_TRACE(std::to_string(heads) + " heads, " + std::to_string(kv_heads) + " KV heads, " +
                        kv::grouping_name(grouping, ranks) + " on " + std::to_string(ranks) + ", " +
                        kv::split_name(split));
           const Results results = run_sequence(config, ranks, grouping, split);
-          expect_equal(results, alone, c == 0 || kv::kShards % c == 0);
+          expect_equal(results, alone, kv::kShards % wish.c == 0);
           if (HasFailure()) return;
         }
       }

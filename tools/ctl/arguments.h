@@ -28,6 +28,7 @@ struct Arguments {
   std::string prefill;
   std::string decode;
   std::string index;
+  std::string mechanisms;
   bool defaults = false;
   bool dry_run = false;
   bool no_wait = false;

@@ -17,6 +17,15 @@ Option prefill_option(const std::string& help) {
 }
 Option index_option(const std::string& help) { return {"--index", "MODE", help, &A::index, Check::kIndex}; }
 
+Option mechanisms_option() {
+  return {
+      "--mechanisms", "LIST",
+      "how ranks exchange what a step needs, as query=replicated,partials=tree; what is not named stays. "
+      "query: gathered, replicated; partials: all-to-all, tree; of split prompts, context: auto, pass-kv, "
+      "pass-q; fetch: view, copies; form: absorbed, expanded (other bits; fixed once it runs)",
+      &A::mechanisms};
+}
+
 std::vector<Option> watch_options() {
   return {{"-w,--watch", "", "show it again and again until Ctrl-C", &A::watch},
           {"--interval", "SECONDS", "time between two looks, default 1", &A::interval_s}};
@@ -56,8 +65,9 @@ Command generate() {
        {"--ignore-eos", "", "go on after an end-of-text token", &A::ignore_eos},
        {"--stop-tokens", "IDS", "also stop at these token ids", &A::stop_tokens},
        prefill_option("split of the prompt: none, zigzag, interleave, contiguous"),
-       decode_option("grouping while decoding: tp, dp, dcp(4)"),
+       decode_option("grouping while decoding: tp, dp, dcp(4); in groups of 4 ranks: dp(4)xdcp(2), dp(4)xtp"),
        index_option("index keys: copied, copied(4) (scored in 4 parts), split, split(4)"),
+       mechanisms_option(),
        {"--digest", "", "print the SHA-256 over the digests of all positions' logits", &A::digest},
        {"--speculative",
         "SOURCE",
@@ -93,8 +103,10 @@ Command explain() {
       "Shows a request's phases (one line for each grouping that it decoded under), the bytes it stores on "
       "each rank, the bytes that crossed for it by kind, and for every decode grouping it could have: bytes "
       "stored by the fullest rank, bytes that cross per step, what its latest step took under that grouping "
-      "(-: it never decoded so), and, while it runs, what the change would move now. The first token of an "
-      "answer comes from prefill; decode counts the others.",
+      "(-: it never decoded so), and, while it runs, what the change would move now. Then what the "
+      "prompt's last chunk and a decode step would move with each way of exchanging, under the grouping it "
+      "has. The first "
+      "token of an answer comes from prefill; decode counts the others.",
       {{"ID", "", "the request", &A::request, Check::kNone, {}, true}},
       {"weftctl explain 7"},
       run_explain};
@@ -108,13 +120,14 @@ Command regroup() {
       "happens with the request's next step (not at all, if the request ends before, or another change "
       "follows first). weftctl explain says what has moved. Going from copies to parts drops pages and "
       "moves nothing; going back copies what is missing. Name requests, or --all, or --defaults, and at "
-      "least one of --prefill, --decode, --index.",
+      "least one of --prefill, --decode, --index, --mechanisms.",
       {{"ID", "", "the requests", &A::requests},
        {"--all", "", "every running request", &A::all},
        {"--defaults", "", "what requests get that do not say", &A::defaults},
        prefill_option("split of prompts: none, zigzag, interleave, contiguous"),
-       decode_option("grouping while decoding: tp, dp, dcp(4)"),
+       decode_option("grouping while decoding: tp, dp, dcp(4); in groups of 4 ranks: dp(4)xdcp(2), dp(4)xtp"),
        index_option("index keys: copied, copied(4) (scored in 4 parts), split, split(4)"),
+       mechanisms_option(),
        {"--dry-run", "", "only say what would be moved and dropped, and what the defaults would be",
         &A::dry_run}},
       {"weftctl regroup 7 --decode dcp4", "weftctl regroup --all --decode tp --dry-run",

@@ -23,7 +23,7 @@ enum class Check {
   kNone,
   kChoice,  // one of `choices`
   // Numbers in parentheses may also be written dcp4 or dcp:4, which a shell does not mind.
-  kGrouping,  // tp, dp, dcp(N)
+  kGrouping,  // tp, dp, dcp(N), dp(N)xtp, dp(N)xdcp(N)
   kIndex,     // copied, copied(N), split, split(N)
 };
 

@@ -60,6 +60,7 @@ Result<wire::GenerateRequest> request_of(Context& context) {
   request.set_prefill(a.prefill);
   request.set_decode(a.decode);
   request.set_index(a.index);
+  request.set_mechanisms(a.mechanisms);
   request.set_digest(a.digest);
   request.set_no_prefix_cache(a.no_prefix_cache);
   request.set_cache_salt(a.cache_salt);

@@ -88,7 +88,14 @@ Result<void> check(Arguments& arguments) {
 Result<std::string> normal_grouping(const std::string& text) {
   if (text == "tp" || text == "dp") return text;
   if (const auto dcp = with_number(text, "dcp")) return *dcp;
-  return error(ErrorCode::kInvalidArgument, "\"" + text + "\" is none of tp, dp, dcp(N)", "--decode");
+  const size_t times = text.find('x');
+  if (const auto group = with_number(text.substr(0, times), "dp"); group && times != std::string::npos) {
+    const std::string inside = text.substr(times + 1);
+    if (inside == "tp") return *group + "xtp";
+    if (const auto dcp = with_number(inside, "dcp")) return *group + "x" + *dcp;
+  }
+  return error(ErrorCode::kInvalidArgument,
+               "\"" + text + "\" is none of tp, dp, dcp(N), dp(N)xtp, dp(N)xdcp(N)", "--decode");
 }
 
 Result<std::string> normal_index(const std::string& text) {

@@ -19,7 +19,7 @@ struct Parsed {
 
 // `words` without the program's name.
 Result<Parsed> parse(const std::vector<std::string>& words);
-// "dcp4", "dcp:4", "dcp(4)" to "dcp(4)"; "tp" and "dp" as they are.
+// "dcp4", "dcp:4", "dcp(4)" to "dcp(4)"; "dp4xdcp2" to "dp(4)xdcp(2)"; "tp" and "dp" as they are.
 Result<std::string> normal_grouping(const std::string& text);
 // "split(4)", "split4" and "split:4" → "split(4)"; copied likewise. The field is --index.
 Result<std::string> normal_index(const std::string& text);

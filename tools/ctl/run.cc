@@ -184,8 +184,9 @@ Result<void> run_regroup(Context& context) {
   if (!a.requests.empty() && a.all) {
     return error(ErrorCode::kInvalidArgument, "name requests or --all, not both", "regroup");
   }
-  if (a.prefill.empty() && a.decode.empty() && a.index.empty()) {
-    return error(ErrorCode::kInvalidArgument, "say at least one of --prefill, --decode, --index", "regroup");
+  if (a.prefill.empty() && a.decode.empty() && a.index.empty() && a.mechanisms.empty()) {
+    return error(ErrorCode::kInvalidArgument,
+                 "say at least one of --prefill, --decode, --index, --mechanisms", "regroup");
   }
   wire::ControlRequest request;
   auto& regroup = *request.mutable_regroup();
@@ -195,6 +196,7 @@ Result<void> run_regroup(Context& context) {
   regroup.set_prefill(a.prefill);
   regroup.set_decode(a.decode);
   regroup.set_index(a.index);
+  regroup.set_mechanisms(a.mechanisms);
   regroup.set_dry_run(a.dry_run);
   TRY(const auto reply, ask(context, std::move(request)));
   if (a.json()) {

@@ -23,8 +23,10 @@ std::string facts(const std::vector<std::pair<std::string, Cell>>& rows, const T
   return table.text(terminal);
 }
 
-std::string groupings(const std::string& prefill, const std::string& decode, const std::string& index) {
-  return "prefill " + prefill + ", decode " + decode + ", index " + index;
+template <typename Message>
+std::string groupings(const Message& of) {
+  return "prefill " + of.prefill() + ", decode " + of.decode() + ", index " + of.index() +
+         (of.mechanisms().empty() ? "" : ", " + of.mechanisms());
 }
 
 std::string drafting(const wire::StatusReply& status) {
@@ -75,6 +77,7 @@ std::string model_line(const wire::StatusReply& status) {
   if (status.max_context() > 0) out += ", context up to " + count(status.max_context());
   if (!status.weight_dtype().empty()) {
     out += ", weights " + status.weight_dtype() + ", cache " + status.cache_dtype();
+    if (status.experts() == "split") out += ", experts split";
   }
   return out;
 }
@@ -166,6 +169,24 @@ std::string costs_text(const wire::ExplainReply& reply, const Terminal& terminal
   return table.text(terminal);
 }
 
+std::string mechanisms_text(const wire::ExplainReply& reply, const Terminal& terminal) {
+  if (reply.mechanisms().empty()) return "";
+  Table table({{""},
+               {"phase"},
+               {"mechanism"},
+               {"stored per rank", true},
+               {"crossed", true},
+               {"exchange points", true},
+               {"by kind", false, true}});
+  for (const auto& line : reply.mechanisms()) {
+    const Style style = line.present() ? Style::kGood : Style::kPlain;
+    table.add({Cell(line.present() ? "*" : "", style), line.phase(), Cell(line.mechanism(), style),
+               bytes(line.stored()), bytes(crossed_total(line.per_step())), count(line.exchanges()),
+               crossed_text(line.per_step())});
+  }
+  return table.text(terminal);
+}
+
 }  // namespace
 
 std::string drafts_text(uint64_t drafted, uint64_t accepted) {
@@ -192,7 +213,8 @@ std::string prefill_text(const wire::Trace& trace) {
 }
 
 std::string decode_text(const wire::DecodeTrace& decode) {
-  return decode.index() == "copied" ? decode.decode() : decode.decode() + ", index " + decode.index();
+  return decode.decode() + (decode.index() == "copied" ? "" : ", index " + decode.index()) +
+         (decode.mechanisms().empty() ? "" : ", " + decode.mechanisms());
 }
 
 std::vector<CrossedKind> crossed_kinds(const wire::Crossed& c) {
@@ -226,7 +248,7 @@ std::string status_view(const wire::StatusReply& status, const Terminal& termina
              {"model", model_line(status)},
              {"workers", workers},
              {"up", human_time(status.uptime_ns())},
-             {"defaults", groupings(status.prefill(), status.decode(), status.index()) + drafting(status)},
+             {"defaults", groupings(status) + drafting(status)},
              {"requests", count(status.running()) + " running, " + count(status.waiting()) + " waiting, " +
                               count(status.finished()) + " finished, " + count(status.cancelled()) +
                               " cancelled, " + count(status.failed()) + " failed"},
@@ -298,7 +320,7 @@ std::string explain_view(const wire::ExplainReply& reply, const Terminal& termin
              {"prompt", count(status.prompt_tokens()) + " tokens, " + count(status.cached_tokens()) +
                             " from the prefix cache"},
              {"generated", count(status.completion_tokens()) + " of at most " + count(status.max_tokens())},
-             {"asked for", groupings(status.prefill(), status.decode(), status.index())},
+             {"asked for", groupings(status)},
              {"drafts", drafts_text(trace)},
              {"queued", human_time(trace.queued_ns())},
              {"switch", trace.decode_steps() > 0 ? moved_at_switch : ""},
@@ -310,6 +332,8 @@ std::string explain_view(const wire::ExplainReply& reply, const Terminal& termin
                         : has_ended(status.state()) ? "Groupings it could have had"
                                                     : "Groupings it could have";
   out += section(heading, costs_text(reply, terminal), terminal);
+  out += section("Ways to exchange: of the prompt's last chunk, of a decode step (* as asked)",
+                 mechanisms_text(reply, terminal), terminal);
   return out;
 }
 
@@ -340,8 +364,7 @@ std::string regroup_view(const wire::RegroupReply& reply, bool defaults, bool dr
   if (any) out += table.text(terminal);
   if (any && !dry_run) out += "Each changes with its next step; weftctl explain ID says what has moved.\n";
   if (defaults) {
-    out += std::string(dry_run ? "defaults would be: " : "defaults: ") +
-           groupings(reply.prefill(), reply.decode(), reply.index()) + "\n";
+    out += std::string(dry_run ? "defaults would be: " : "defaults: ") + groupings(reply) + "\n";
   }
   return out.empty() && reply.outcomes().empty() ? "nothing to regroup\n" : out;
 }

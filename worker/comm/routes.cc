@@ -1,6 +1,8 @@
 #include "worker/comm/routes.h"
 
 #include <algorithm>
+#include <bit>
+#include <utility>
 
 #include "kernels/attention.h"
 #include "kernels/gemm.h"
@@ -25,30 +27,62 @@ Result<SpanRoute> make_span(const wire::Span& span, int index, int rank_count) {
   route.origin = static_cast<int>(span.origin());
   route.index_c = static_cast<int>(span.index_c());
   route.draft_tokens = span.draft_tokens();
+  route.replicate_query = span.replicate_query();
+  route.tree_partials = span.tree_partials();
+  route.pass_query = span.pass_query();
+  route.copy_context = span.copy_context();
+  route.expand_context = span.expand_context();
   route.no_write = span.no_write();
   const kv::Grouping& g = route.grouping;
   if (route.rows < 1) return bad_plan("a span without rows");
   if (span.split() >= kv::kSplits) return bad_plan("unknown split " + std::to_string(span.split()));
-  if (g.width < 1 || g.c < 1 || g.width % g.c != 0 || g.base < 0 || g.base + g.width > rank_count) {
+  if (g.width < 1 || g.c < 1 || g.width % g.c != 0 || g.base < 0 || g.base + g.width > rank_count ||
+      rank_count % g.width != 0 || g.base % g.width != 0) {
     return bad_plan("impossible grouping " + kv::grouping_name(g, rank_count));
   }
-  if (g.width != 1 && g.width != rank_count) {
-    return bad_plan("a group spans one rank or all: " + kv::grouping_name(g, rank_count));
+  if (route.tree_partials && !std::has_single_bit(static_cast<unsigned>(g.c))) {
+    return bad_plan("a tree of partials needs a power of two, not " + kv::grouping_name(g, rank_count));
   }
   if (route.index_c < 1 || g.width % route.index_c != 0)
     return bad_plan("index_c must divide the group's width");
+  if (route.pass_query && route.split == kv::Split::kShared) return bad_plan("only owned rows pass queries");
   const bool literal = static_cast<uint32_t>(span.tokens_size()) == span.rows();
   const bool reference = span.tokens_size() == 0 && span.has_input() && span.rows() == 1;
   if (!literal && !reference) return bad_plan("a span needs as many tokens as rows, or one input reference");
   if (span.sample_rows() > span.rows()) return bad_plan("more rows draw than there are");
   if (span.draft_tokens() > 1 && span.prefill()) return bad_plan("a prompt's last row is guessed from once");
-  route.wide = rank_count > 1 && route.split == kv::Split::kShared && g.width == rank_count;
+  route.wide = route.split == kv::Split::kShared && g.width > 1;
   return route;
 }
 
 int owner(const SpanRoute& span, int64_t row, int rank_count) {
   return span.split == kv::Split::kShared ? span.grouping.base
                                           : kv::row_owner(span.split, row, span.rows, rank_count);
+}
+
+int rounds_of(const SpanRoute& span) {
+  if (span.pass_query) return 1;
+  if (!span.dcp()) return 0;
+  return span.tree_partials ? std::countr_zero(static_cast<unsigned>(span.grouping.c)) : 1;
+}
+
+int64_t nodes_of(const kv::Grouping& ranks, int rank) {
+  if (!ranks.contains(rank)) return 0;
+  return std::ssize(kv::tree_nodes(kv::owned_segments(rank - ranks.base, ranks.width)));
+}
+
+// Spans of one group become neighbours; within a group they keep their order.
+std::vector<int> by_group(const std::vector<SpanRoute>& spans) {
+  std::vector<int> order;
+  for (const SpanRoute& span : spans) {
+    if (span.wide) order.push_back(span.index);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    const kv::Grouping& x = spans[static_cast<size_t>(a)].grouping;
+    const kv::Grouping& y = spans[static_cast<size_t>(b)].grouping;
+    return std::pair(x.base, x.width) < std::pair(y.base, y.width);
+  });
+  return order;
 }
 
 }  // namespace
@@ -61,27 +95,18 @@ Result<StepLayout> StepLayout::make(const wire::StepPlan& plan, int rank_count) 
   for (int i = 0; i < plan.spans_size(); ++i) {
     TRY(SpanRoute span, make_span(plan.spans(i), i, rank_count));
     span.first_row = layout.row_count_;
-    span.first_wide = layout.wide_count_;
-    span.first_dcp = layout.dcp_count_;
-    span.first_split = layout.split_count_;
     layout.row_count_ += span.rows;
-    if (span.wide) layout.wide_count_ += span.rows;
-    if (span.dcp()) layout.dcp_count_ += span.rows;
-    if (span.split_index()) layout.split_count_ += span.rows;
+    layout.partial_rounds_ = std::max(layout.partial_rounds_, rounds_of(span));
+    if (span.gathers_query()) layout.has_gathered_ = true;
     if (span.split != kv::Split::kShared) layout.has_owned_ = true;
     layout.spans_.push_back(span);
   }
-  for (const bool wide : {true, false}) {
-    for (const SpanRoute& span : layout.spans_) {
-      if (span.wide != wide) continue;
-      for (int64_t row = 0; row < span.rows; ++row) {
-        const HomeRow home{span.index, row, span.start + row, span.first_row + row};
-        if (wide) {
-          for (auto& rows : layout.home_) rows.push_back(home);
-        } else {
-          layout.home_[static_cast<size_t>(owner(span, row, rank_count))].push_back(home);
-        }
-      }
+  layout.wide_spans_ = by_group(layout.spans_);
+  for (const int index : layout.wide_spans_) layout.add_wide(layout.spans_[static_cast<size_t>(index)]);
+  for (const SpanRoute& span : layout.spans_) {
+    for (int64_t row = 0; row < span.rows && !span.wide; ++row) {
+      layout.home_[static_cast<size_t>(owner(span, row, rank_count))].push_back(
+          {span.index, row, span.start + row, span.first_row + row});
     }
   }
   for (const SpanRoute& span : layout.spans_) {
@@ -98,9 +123,34 @@ Result<StepLayout> StepLayout::make(const wire::StepPlan& plan, int rank_count) 
   return layout;
 }
 
+void StepLayout::add_wide(SpanRoute& span) {
+  const kv::Grouping ranks{span.grouping.base, span.grouping.width, 1};
+  if (wide_groups_.empty() || !(wide_groups_.back().ranks == ranks)) {
+    wide_groups_.push_back({ranks, wide_count_, 0});
+  }
+  wide_groups_.back().rows += span.rows;
+  span.first_wide = wide_count_;
+  span.first_split = split_count_;
+  wide_count_ += span.rows;
+  if (span.split_index()) split_count_ += span.rows;
+  for (auto& rows : home_) {
+    for (int64_t row = 0; row < span.rows; ++row) {
+      rows.push_back({span.index, row, span.start + row, span.first_row + row});
+    }
+  }
+}
+
+kv::Range StepLayout::owned_rows(const SpanRoute& span, int rank) const {
+  const auto& rows = home(rank);
+  const auto before = [](const HomeRow& row, int index) { return row.span < index; };
+  const auto begin = std::lower_bound(rows.begin() + wide_count_, rows.end(), span.index, before);
+  const auto end = std::lower_bound(begin, rows.end(), span.index + 1, before);
+  return {begin - rows.begin(), end - rows.begin()};
+}
+
 bool StepLayout::passes_entries(Indexer indexer) const {
   if (rank_count_ == 1) return false;
-  return has_owned_ || dcp_count_ > 0 || (indexer == Indexer::kFull && split_count_ > 0);
+  return has_owned_ || has_gathered_ || (indexer == Indexer::kFull && split_count_ > 0);
 }
 
 HeadRow head_row(const SpanRoute& span, int64_t row, int sampler, int rank_count) {
@@ -135,7 +185,7 @@ int64_t StepLayout::exchange_count(const ModelConfig& config) const {
   if (rank_count_ == 1) return 0;
   int64_t count = passes_copies() ? 1 : 0;
   for (const LayerConfig& layer : config.layers) {
-    count += (passes_entries(layer.indexer) ? 1 : 0) + (passes_partials() ? 1 : 0) + 2;
+    count += (passes_entries(layer.indexer) ? 1 : 0) + partial_rounds() + 2;
   }
   count += head_exchanges(head_rows_);
   return config.draft_layer ? count + draft_exchange_count(config) : count;
@@ -147,18 +197,20 @@ int64_t StepLayout::draft_exchange_count(const ModelConfig& config) const {
   int64_t count = 0;
   for (int64_t round = 0;; ++round) {
     std::vector<HeadRow> rows;
-    bool dcp = false, split = false;
+    bool gathers = false, split = false;
+    int partial_rounds = 0;
     for (const SpanRoute& span : spans_) {
       if (span.draft_tokens <= round) continue;
       rows.push_back(head_row(span, span.rows - 1, 0, rank_count_));
-      dcp = dcp || span.dcp();
+      gathers = gathers || span.gathers_query();
+      partial_rounds = std::max(partial_rounds, rounds_of(span));
       split = split || span.split_index();
     }
     if (rows.empty()) return count;
     count += head_exchanges(rows);
     if (round == 0) continue;
-    const bool entries = dcp || (split && config.layers.back().indexer == Indexer::kFull);
-    count += (entries ? 1 : 0) + (dcp ? 1 : 0) + 2;
+    const bool entries = gathers || (split && config.layers.back().indexer == Indexer::kFull);
+    count += (entries ? 1 : 0) + partial_rounds + 2;
   }
 }
 
@@ -168,11 +220,39 @@ kv::Range vocabulary_slice(int64_t vocabulary, int rank, int rank_count) {
           std::min(panels * (rank + 1) / rank_count * kernels::kPanel, vocabulary)};
 }
 
+namespace {
+
+// Of one span in from's outbox.
+size_t query_bytes(const StepLayout& layout, const ModelConfig& config, DType cache_dtype,
+                   const SpanRoute& span, int from) {
+  int64_t heads = 0;
+  if (span.gathers_query()) heads = span.rows * kv::rank_heads(span.grouping, from, config.heads).size();
+  if (span.pass_query) heads = layout.owned_rows(span, from).size() * config.heads;
+  return static_cast<size_t>(heads * config.key_width()) * dtype_bytes(cache_dtype);
+}
+
+// Calls body(span, member, floats) for the partials that `from` sends in a round, in the order of its outbox.
+template <typename Body>
+void for_partials(const StepLayout& layout, const ModelConfig& config, int from, int round,
+                  const Body& body) {
+  const int64_t words = kernels::partial_words(config.value_width());
+  for (const SpanRoute& span : layout.spans()) {
+    if (!span.dcp() || !span.grouping.contains(from)) continue;
+    const int first = group_first(from, span.grouping.c);
+    for (int member = first; member < first + span.grouping.c; ++member) {
+      if (!sends_partials(span, from, member, round)) continue;
+      body(span, member, span.rows * kv::rank_heads(span.grouping, member, config.heads).size() * words);
+    }
+  }
+}
+
+}  // namespace
+
 EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config, DType cache_dtype,
                              int from) {
-  const int64_t heads = kv::owned_heads(from, layout.rank_count(), config.heads).size();
   EntriesOutbox out;
-  size_t at = static_cast<size_t>(layout.dcp_count() * heads * config.key_width()) * dtype_bytes(cache_dtype);
+  size_t at = 0;
+  for (const SpanRoute& span : layout.spans()) at += query_bytes(layout, config, cache_dtype, span, from);
   out.counts = at = static_cast<size_t>(round_up(static_cast<int64_t>(at), 64));
   at += static_cast<size_t>(layout.split_count()) * sizeof(int32_t);
   out.candidates = at = static_cast<size_t>(round_up(static_cast<int64_t>(at), 64));
@@ -181,21 +261,69 @@ EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config
   return out;
 }
 
+size_t queries_offset(const StepLayout& layout, const ModelConfig& config, DType cache_dtype,
+                      const SpanRoute& span, int from) {
+  size_t at = 0;
+  for (int i = 0; i < span.index; ++i) {
+    at += query_bytes(layout, config, cache_dtype, layout.spans()[static_cast<size_t>(i)], from);
+  }
+  return at;
+}
+
+bool sends_partials(const SpanRoute& span, int from, int member, int round) {
+  const int c = span.grouping.c;
+  if (!span.dcp() || group_first(from, c) != group_first(member, c)) return false;
+  if (!span.tree_partials) return round == 0 && from != member;
+  const int bit = c >> (round + 1);
+  return bit > 0 && (class_of(span, from) ^ class_of(span, member)) / bit == 1;
+}
+
 size_t partials_offset(const StepLayout& layout, const ModelConfig& config, const SpanRoute& span, int from,
-                       int to) {
-  const int64_t words = kernels::partial_words(config.value_width());
+                       int member, int round) {
+  int64_t at = 0, found = -1;
+  for_partials(layout, config, from, round, [&](const SpanRoute& other, int slice, int64_t floats) {
+    if (other.index == span.index && slice == member) found = at;
+    at += floats;
+  });
+  CHECK(found >= 0, "span ", span.index, ": ", from, " sends no partials of ", member, " in round ", round);
+  return static_cast<size_t>(found);
+}
+
+bool reads_for(const SpanRoute& span, const ModelConfig& config, int rank_count, int reader, int owner,
+               int64_t part) {
+  if (!span.grouping.contains(reader)) return false;
+  return kv::class_reader(config.cache_geometry(DType::kF32, 1), span.grouping, owner, part,
+                          class_of(span, reader), span.origin, rank_count) == reader;
+}
+
+size_t passed_offset(const StepLayout& layout, const ModelConfig& config, const SpanRoute& span, int reader,
+                     int owner, int64_t part) {
   int64_t at = 0;
-  for (const SpanRoute& other : layout.spans()) {
-    if (!other.dcp()) continue;
-    const int c = other.grouping.c;
-    for (int member = group_first(from, c); member < group_first(from, c) + c; ++member) {
-      if (other.index == span.index && member == to) return static_cast<size_t>(at);
-      if (member == from) continue;
-      at += other.rows * kv::owned_heads(member, layout.rank_count(), config.heads).size() * words;
+  for_partials(layout, config, reader, 0, [&](const SpanRoute&, int, int64_t floats) { at += floats; });
+  const int64_t words = config.group_heads() * kernels::partial_words(config.value_width());
+  for (int i = 0; i <= span.index; ++i) {
+    const SpanRoute& other = layout.spans()[static_cast<size_t>(i)];
+    if (!other.pass_query) continue;
+    for (int to = 0; to < layout.rank_count(); ++to) {
+      if (to == reader) continue;
+      for (int64_t p = 0; p < config.kv_heads; ++p) {
+        if (i == span.index && to == owner && p == part) return static_cast<size_t>(at);
+        if (!reads_for(other, config, layout.rank_count(), reader, to, p)) continue;
+        at += layout.owned_rows(other, to).size() * words;
+      }
     }
   }
-  CHECK(false, "span ", span.index, " has no partials from ", from, " to ", to);
+  CHECK(false, "span ", span.index, ": ", reader, " sends nothing to ", owner);
   return 0;
+}
+
+int64_t attention_sums_row(const StepLayout& layout, int from, size_t group) {
+  int64_t rows = 0;
+  for (size_t i = 0; i < group; ++i) {
+    const WideGroup& before = layout.wide_groups()[i];
+    rows += nodes_of(before.ranks, from) * before.rows;
+  }
+  return rows;
 }
 
 }  // namespace weft::worker

@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "kernels/attention.h"
+#include "worker/model/attend_streamed.h"
 
 namespace weft::worker {
 namespace {
@@ -125,14 +126,11 @@ class SpanJobs {
   }
 
  private:
-  bool dense(const AttendJob& job) const { return state_.selected_count[static_cast<size_t>(job.home)] < 0; }
-  int64_t position(const AttendJob& job) const {
-    return state_.home()[static_cast<size_t>(job.home)].position;
-  }
+  bool dense(const AttendJob& job) const { return is_dense(state_, job); }
 
   // The first position that a dense row sees.
   int64_t first_seen_of(const AttendJob& job) const {
-    return window_ == 0 ? 0 : std::max<int64_t>(0, position(job) + 1 - window_);
+    return window_ == 0 ? 0 : std::max<int64_t>(0, job.position + 1 - window_);
   }
 
   // A block's positions lie together in a shard's.
@@ -161,10 +159,10 @@ class SpanJobs {
     int64_t marked = 0;  // up to here, if seen at all
     for (const AttendJob& job : jobs_) {
       if (!dense(job)) continue;
-      for (int64_t at = std::max(marked, first_seen_of(job)); at <= position(job); ++at) {
+      for (int64_t at = std::max(marked, first_seen_of(job)); at <= job.position; ++at) {
         if (part_.remote[static_cast<size_t>(at / P)]) touched_.mark(at);
       }
-      marked = std::max(marked, position(job) + 1);
+      marked = std::max(marked, job.position + 1);
     }
   }
 
@@ -173,7 +171,7 @@ class SpanJobs {
       for (int64_t i = first; i < last; ++i) {
         const AttendJob& job = jobs[static_cast<size_t>(i)];
         if (dense(job)) {
-          list_dense(view_, lists_, first_seen_of(job), position(job), rows[i]);
+          list_dense(view_, lists_, first_seen_of(job), job.position, rows[i]);
         } else {
           list_selected(state_, part_, layer_offset_, job.home, remote_ ? &touched_ : nullptr, rows[i]);
         }
@@ -181,27 +179,9 @@ class SpanJobs {
     });
   }
 
-  // Consecutive dense jobs of as many heads go to the kernel together: the later row's list begins with the
-  // earlier one's, so they share the reading of entries.
-  std::vector<std::span<const AttendJob>> calls_of(std::span<const AttendJob> jobs) const {
-    constexpr int64_t kHeadsTogether = 64;
-    std::vector<std::span<const AttendJob>> calls;
-    for (size_t begin = 0, end = 0; begin < jobs.size(); begin = end) {
-      const auto most = static_cast<size_t>(std::max<int64_t>(1, kHeadsTogether / jobs[begin].heads));
-      for (end = begin + 1; end < jobs.size() && end - begin < most; ++end) {
-        const AttendJob &last = jobs[end - 1], &next = jobs[end];
-        if (!dense(last) || !dense(next) || next.heads != last.heads || position(next) < position(last))
-          break;
-      }
-      calls.push_back(jobs.subspan(begin, end - begin));
-    }
-    return calls;
-  }
-
   // partials[job][shard], shard_words_ apart.
   void attend_shards(std::span<const AttendJob> jobs, const RowEntries* rows, float* partials) {
-    const ModelConfig& config = state_.config;
-    const auto calls = calls_of(jobs);
+    const auto calls = attend_calls(state_, jobs);
     state_.parallel.run(std::ssize(calls) * kv::kShards, [&](int64_t task, int) {
       const std::span<const AttendJob> call = calls[static_cast<size_t>(task / kv::kShards)];
       const auto shard = static_cast<size_t>(task % kv::kShards);
@@ -213,13 +193,7 @@ class SpanJobs {
                         partials + ((first + i) * kv::kShards + static_cast<int64_t>(shard)) * shard_words_,
                         rows[first + i].skipped[shard]});
       }
-      kernels::attend({.dtype = state_.setup.cache_dtype,
-                       .shape = config.entry_shape(),
-                       .heads = call.front().heads,
-                       .query_stride = config.key_width(),
-                       .rows = list,
-                       .entries = rows[first + std::ssize(call) - 1].list[shard],
-                       .scale_log2 = config.scale * std::numbers::log2e_v<float>});
+      attend_rows(state_, call.front().heads, list, rows[first + std::ssize(call) - 1].list[shard]);
     });
   }
 
@@ -260,16 +234,51 @@ class SpanJobs {
 
 }  // namespace
 
+bool is_dense(const StepState& state, const AttendJob& job) {
+  return job.home < 0 || state.selected_count[static_cast<size_t>(job.home)] < 0;
+}
+
+std::vector<std::span<const AttendJob>> attend_calls(const StepState& state,
+                                                     std::span<const AttendJob> jobs) {
+  constexpr int64_t kHeadsTogether = 64;
+  std::vector<std::span<const AttendJob>> calls;
+  for (size_t begin = 0, end = 0; begin < jobs.size(); begin = end) {
+    const auto most = static_cast<size_t>(std::max<int64_t>(1, kHeadsTogether / jobs[begin].heads));
+    for (end = begin + 1; end < jobs.size() && end - begin < most; ++end) {
+      const AttendJob &last = jobs[end - 1], &next = jobs[end];
+      if (!is_dense(state, last) || !is_dense(state, next)) break;
+      if (next.heads != last.heads || next.position < last.position) break;
+    }
+    calls.push_back(jobs.subspan(begin, end - begin));
+  }
+  return calls;
+}
+
+void attend_rows(const StepState& state, int64_t heads, std::span<const kernels::AttentionRow> rows,
+                 const void* const* entries) {
+  const ModelConfig& config = state.config;
+  kernels::attend({.dtype = state.setup.cache_dtype,
+                   .shape = config.entry_shape(),
+                   .heads = heads,
+                   .query_stride = config.key_width(),
+                   .rows = rows,
+                   .entries = entries,
+                   .scale_log2 = config.scale * std::numbers::log2e_v<float>});
+}
+
 void attend(StepState& state, int64_t layer, std::span<const AttendJob> jobs) {
-  const auto span_of = [&](const AttendJob& job) { return state.home()[static_cast<size_t>(job.home)].span; };
   while (!jobs.empty()) {
-    const int span = span_of(jobs.front());
-    const auto same = [&](const AttendJob& job) {
-      return span_of(job) == span && job.part == jobs.front().part;
-    };
+    const int span = jobs.front().span;
+    const auto same = [&](const AttendJob& job) { return job.span == span && job.part == jobs.front().part; };
     size_t count = 1;
     while (count < jobs.size() && same(jobs[count])) ++count;
-    SpanJobs(state, layer, span, jobs.first(count)).run();
+    const auto& entries = state.views[static_cast<size_t>(span)].entries;
+    if (state.layout.spans()[static_cast<size_t>(span)].copy_context &&
+        has_remote(entries[static_cast<size_t>(jobs.front().part)])) {
+      attend_streamed(state, layer, jobs.first(count));
+    } else {
+      SpanJobs(state, layer, span, jobs.first(count)).run();
+    }
     jobs = jobs.subspan(count);
   }
 }

@@ -5,13 +5,16 @@
 // and layer however many rows read it. Called by the thread that runs the step.
 #pragma once
 
+#include "kernels/attention.h"
 #include "worker/model/step_state.h"
 
 namespace weft::worker {
 
 // Query heads of one row that read the same part, against the entries of that row which this rank reads.
 struct AttendJob {
-  int64_t home = 0;             // home row
+  int span = 0;
+  int64_t position = 0;
+  int64_t home = -1;            // home row, for what it selected; −1: of another rank, and dense
   int part = 0;                 // of the entries
   const void* query = nullptr;  // [heads][entry width], cache dtype
   int64_t heads = 0;
@@ -22,5 +25,23 @@ struct AttendJob {
 
 // Runs all jobs for one layer. Jobs of one span and part are consecutive: they share its lists of entries.
 void attend(StepState& state, int64_t layer, std::span<const AttendJob> jobs);
+
+// ---- for both ways to reach entries on other ranks: attend.cc reads them in place, attend_streamed.cc
+// copies
+
+// Shards in the order in which the tree merges them: after the i-th of them, counting from 1, as many
+// neighbours merge as i has trailing zeros. So few partials of a row are alive at once: one for each bit of
+// the count.
+inline constexpr std::array<int, kv::kShards> kTreeOrder = {0, 4, 2, 6, 1, 5, 3, 7};
+inline constexpr int64_t kTreeLevels = 4;
+
+// Reads all that it may see, and selects nothing.
+bool is_dense(const StepState& state, const AttendJob& job);
+// Jobs of one span and part, cut into kernel calls: consecutive dense jobs of as many heads go together, for
+// the later row's list begins with the earlier one's, so that they share the reading of entries.
+std::vector<std::span<const AttendJob>> attend_calls(const StepState& state, std::span<const AttendJob> jobs);
+// One such call over the entries of one shard.
+void attend_rows(const StepState& state, int64_t heads, std::span<const kernels::AttentionRow> rows,
+                 const void* const* entries);
 
 }  // namespace weft::worker

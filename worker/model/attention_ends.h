@@ -2,10 +2,12 @@
 // from the merged values of the heads to the left side of o_proj. What lies between (attention.cc) knows
 // widths only.
 //
-// Queries lie as [row][heads][key width] in the cache's dtype: of wide rows the heads of this rank, of whole
-// rows all heads. Belongs to the thread that runs the step; scratch grows and is kept.
+// Queries lie as [row][heads][key width] in the cache's dtype: of wide rows the heads of this rank (or of its
+// c-group, where queries are replicated), of whole rows all heads. Rows that other groups attend to are left
+// out. Belongs to the thread that runs the step; scratch grows and is kept.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "worker/model/selection.h"
@@ -26,8 +28,14 @@ class AttentionEnds {
   // next call.
   virtual const void* head_outputs(const LayerWeights& w, const float* z, int64_t rows, kv::Range heads) = 0;
 
-  const std::byte* wide_query() const { return wide_query_.data(); }
+  // Of a wide span: which heads, and its first row.
+  kv::Range query_heads(const SpanRoute& span) const;
+  const std::byte* wide_query(const SpanRoute& span) const {
+    return wide_query_.data() + wide_offset_[static_cast<size_t>(span.index)];
+  }
+  // Of whole rows that do not expand; of those that do, MLA's queries as projected, [row][head][nope + rope].
   const std::byte* whole_query() const { return whole_query_.data(); }
+  const std::byte* plain_query() const { return plain_query_.data(); }
 
  protected:
   int64_t wide() const { return state.layout.wide_count(); }
@@ -36,11 +44,13 @@ class AttentionEnds {
   const float* cosine(int64_t home) const { return state.cosine.data() + home * (state.config.rope / 2); }
   const float* sine(int64_t home) const { return state.sine.data() + home * (state.config.rope / 2); }
 
-  // The normed residual of the home rows, in `normed_` and in the weights' dtype.
-  const void* norm_residual(const LayerWeights& w);
-  // Room for the queries of the step.
-  std::byte* wide_query_room();
-  std::byte* whole_query_room();
+  // The normed residual of the attended home rows, in `normed_` and in the weights' dtype, by home row.
+  const std::byte* norm_residual(const LayerWeights& w);
+  // Calls make(home rows, heads, room for their queries) for all attended rows; rows with the same heads go
+  // together.
+  void for_queries(const std::function<void(kv::Range home, kv::Range heads, std::byte* out)>& make);
+  // The same for the rows that expand, [row][all heads][width] in the cache's dtype.
+  void for_plain_queries(int64_t width, const std::function<void(kv::Range home, std::byte* out)>& make);
   // A product over some groups of the weights; x in the weights' dtype.
   void product(const kernels::PackedMatrix& weights, const void* x, int64_t x_stride, int64_t rows, float* y,
                int64_t y_stride, kv::Range groups = {0, -1});
@@ -50,7 +60,8 @@ class AttentionEnds {
 
  private:
   Operand normed_operand_;
-  std::vector<std::byte> wide_query_, whole_query_;
+  std::vector<std::byte> wide_query_, whole_query_, plain_query_;
+  std::vector<int64_t> wide_offset_;  // bytes, by span
 };
 
 std::unique_ptr<AttentionEnds> make_mla(StepState& state, Selection& selection);

@@ -21,37 +21,34 @@ class Grouped : public AttentionEnds {
   }
 
  private:
-  void add_queries(const LayerWeights& w, const std::byte* x, int64_t home_begin, int64_t rows,
-                   kv::Range heads, std::byte* out);
-  void add_entries(const LayerWeights& w, int64_t layer, const std::byte* x, int64_t home_begin, int64_t rows,
-                   kv::Range parts);
+  void add_queries(const LayerWeights& w, const std::byte* x, kv::Range home, kv::Range heads,
+                   std::byte* out);
+  void add_entries(const LayerWeights& w, int64_t layer, const std::byte* x, kv::Range home, kv::Range parts);
   void finish_heads(float* row, const float* bias, const float* norm, kv::Range heads, int64_t home) const;
 
   Operand output_operand_;
   std::vector<float> q_, k_, v_, entries_;
 };
 
-// Queries: the heads that this rank computes. Entries: of wide rows the parts that this rank stores, of whole
-// rows all. Consecutive wide spans with the same parts go together.
+// Entries: of wide rows the parts that this rank stores, of whole rows all. Consecutive wide spans with the
+// same parts go together.
 void Grouped::project(int64_t layer) {
   const LayerWeights& w = state.weights.layers[static_cast<size_t>(layer)];
-  const auto* x = static_cast<const std::byte*>(norm_residual(w));
-  add_queries(w, x, 0, wide(), state.own_heads(), wide_query_room());
-  add_queries(w, x, wide(), whole(), all_heads(), whole_query_room());
+  const std::byte* x = norm_residual(w);
+  for_queries([&](kv::Range home, kv::Range heads, std::byte* out) { add_queries(w, x, home, heads, out); });
 
-  int64_t begin = 0, end = 0;
-  kv::Range parts;
-  for (const SpanRoute& span : state.layout.spans()) {
-    if (!span.wide) continue;
+  kv::Range home, parts;
+  for (const int index : state.layout.wide_spans()) {
+    const SpanRoute& span = state.layout.spans()[static_cast<size_t>(index)];
     if (state.parts_of(span) != parts) {
-      add_entries(w, layer, x, begin, end - begin, parts);
-      begin = end;
+      add_entries(w, layer, x, home, parts);
+      home.begin = home.end;
       parts = state.parts_of(span);
     }
-    end += span.rows;
+    home.end += span.rows;
   }
-  add_entries(w, layer, x, begin, end - begin, parts);
-  add_entries(w, layer, x, wide(), whole(), {0, state.config.kv_heads});
+  add_entries(w, layer, x, home, parts);
+  add_entries(w, layer, x, {wide(), state.home_count()}, {0, state.config.kv_heads});
 }
 
 // One row's heads of queries or keys, in place: bias, norm, rope.
@@ -67,28 +64,29 @@ void Grouped::finish_heads(float* row, const float* bias, const float* norm, kv:
   }
 }
 
-void Grouped::add_queries(const LayerWeights& w, const std::byte* x, int64_t home_begin, int64_t rows,
-                          kv::Range heads, std::byte* out) {
-  if (rows == 0 || heads.empty()) return;
+void Grouped::add_queries(const LayerWeights& w, const std::byte* x, kv::Range home, kv::Range heads,
+                          std::byte* out) {
+  const int64_t rows = home.size();
   const int64_t d = state.config.hidden, stride = heads.size() * state.config.head_width;
   scratch(q_, rows * stride);
-  product(w.q, x + home_begin * d * static_cast<int64_t>(dtype_bytes(state.weights.dtype)), d, rows,
+  product(w.q, x + home.begin * d * static_cast<int64_t>(dtype_bytes(state.weights.dtype)), d, rows,
           q_.data(), stride, heads);
   const DType dtype = state.setup.cache_dtype;
   for_rows(state.parallel, rows, 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      finish_heads(q_.data() + i * stride, w.q_bias, w.q_norm, heads, home_begin + i);
+      finish_heads(q_.data() + i * stride, w.q_bias, w.q_norm, heads, home.begin + i);
     }
     kernels::convert(q_.data() + begin * stride, (end - begin) * stride, dtype,
                      out + begin * stride * static_cast<int64_t>(dtype_bytes(dtype)));
   });
 }
 
-void Grouped::add_entries(const LayerWeights& w, int64_t layer, const std::byte* x, int64_t home_begin,
-                          int64_t rows, kv::Range parts) {
+void Grouped::add_entries(const LayerWeights& w, int64_t layer, const std::byte* x, kv::Range home,
+                          kv::Range parts) {
+  const int64_t rows = home.size();
   if (rows == 0 || parts.empty()) return;
   const int64_t d = state.config.hidden, width = state.config.head_width, stride = parts.size() * width;
-  x += home_begin * d * static_cast<int64_t>(dtype_bytes(state.weights.dtype));
+  x += home.begin * d * static_cast<int64_t>(dtype_bytes(state.weights.dtype));
   scratch(k_, rows * stride);
   scratch(v_, rows * stride);
   scratch(entries_, 2 * rows * stride);
@@ -98,7 +96,7 @@ void Grouped::add_entries(const LayerWeights& w, int64_t layer, const std::byte*
     for (int64_t i = begin; i < end; ++i) {
       float* key = k_.data() + i * stride;
       float* value = v_.data() + i * stride;
-      finish_heads(key, w.k_bias, w.k_norm, parts, home_begin + i);
+      finish_heads(key, w.k_bias, w.k_norm, parts, home.begin + i);
       if (w.v_bias != nullptr) kernels::add(value, w.v_bias + parts.begin * width, stride);
       for (int64_t at = 0; at < stride; at += width) {
         float* entry = entries_.data() + 2 * (i * stride + at);
@@ -110,7 +108,7 @@ void Grouped::add_entries(const LayerWeights& w, int64_t layer, const std::byte*
   for (int64_t part = parts.begin; part < parts.end; ++part) {
     store_entries(state, layer,
                   {.part = static_cast<int>(part),
-                   .home_begin = home_begin,
+                   .home_begin = home.begin,
                    .count = rows,
                    .entries = entries_.data() + 2 * (part - parts.begin) * width,
                    .stride = 2 * stride});

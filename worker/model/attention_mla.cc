@@ -19,9 +19,15 @@ class Mla : public AttentionEnds {
   const void* head_outputs(const LayerWeights& w, const float* z, int64_t rows, kv::Range heads) override;
 
  private:
-  void index_projections(const LayerWeights& w, int64_t index_layer, const void* hidden, const void* latent);
-  void absorb(const LayerWeights& w, const void* q_in, int64_t q_in_stride, int64_t home_begin, int64_t rows,
-              kv::Range heads, std::byte* out);
+  const std::byte* project_latent(const LayerWeights& w, const std::byte* hidden);
+  void project_entries(const LayerWeights& w, int64_t layer, const std::byte* hidden, kv::Range home);
+  void index_projections(const LayerWeights& w, int64_t index_layer, const std::byte* hidden,
+                         const std::byte* latent, kv::Range home);
+  void offer(int64_t index_layer);
+  void plain_queries(const LayerWeights& w, const std::byte* latent, kv::Range home, std::byte* out);
+  void absorb(const LayerWeights& w, const std::byte* latent, kv::Range home, kv::Range heads,
+              std::byte* out);
+  int64_t weight_bytes() const { return static_cast<int64_t>(dtype_bytes(state.weights.dtype)); }
   bool owns_indexer(int64_t layer) const {
     return state.config.layers[static_cast<size_t>(layer)].indexer == Indexer::kFull;
   }
@@ -37,93 +43,128 @@ class Mla : public AttentionEnds {
   std::vector<std::byte> index_query_stored_;
 };
 
-// Queries, entries and index projections of the home rows; entries and index keys go into pages.
+// Queries, entries and index projections of the attended rows; entries and index keys go into pages.
 void Mla::project(int64_t layer) {
-  const ModelConfig& config = state.config;
   const LayerWeights& w = state.weights.layers[static_cast<size_t>(layer)];
-  const int64_t n = state.home_count();
-  const int64_t d = config.hidden;
-  const void* hx = norm_residual(w);
-
-  const void* q_in = hx;
-  int64_t q_in_stride = d;
-  if (config.q_lora_rank > 0) {
-    const int64_t r = config.q_lora_rank;
-    scratch(q_latent_, n * r);
-    product(w.q_a, hx, d, n, q_latent_.data(), r);
-    for_rows(state.parallel, n, 16, [&](int64_t begin, int64_t end) {
-      float* rows = q_latent_.data() + begin * r;
-      kernels::rms_norm(rows, r, w.q_a_norm, config.latent_eps, end - begin, r, rows, r);
-    });
-    q_in = latent_operand_.of(state.parallel, state.weights.dtype, q_latent_.data(), n * r);
-    q_in_stride = r;
+  const std::byte* hidden = norm_residual(w);
+  const std::byte* latent = project_latent(w, hidden);
+  for (const kv::Range& rows : state.attended()) project_entries(w, layer, hidden, rows);
+  if (owns_indexer(layer)) {
+    for (const kv::Range& rows : state.attended())
+      index_projections(w, index_layer_of(layer), hidden, latent, rows);
+    offer(index_layer_of(layer));
   }
+  for_queries([&](kv::Range home, kv::Range heads, std::byte* out) { absorb(w, latent, home, heads, out); });
+  for_plain_queries(state.config.nope + state.config.rope,
+                    [&](kv::Range home, std::byte* out) { plain_queries(w, latent, home, out); });
+}
 
-  const int64_t width = config.entry_width();
+// What queries are projected from, by home row: the normed query latent, or the normed residual itself.
+const std::byte* Mla::project_latent(const LayerWeights& w, const std::byte* hidden) {
+  const ModelConfig& config = state.config;
+  const int64_t r = config.q_lora_rank, n = state.home_count();
+  if (r == 0) return hidden;
+  scratch(q_latent_, n * r);
+  for (const kv::Range& rows : state.attended()) {
+    product(w.q_a, hidden + rows.begin * config.hidden * weight_bytes(), config.hidden, rows.size(),
+            q_latent_.data() + rows.begin * r, r);
+    for_rows(state.parallel, rows.size(), 16, [&](int64_t begin, int64_t end) {
+      float* first = q_latent_.data() + (rows.begin + begin) * r;
+      kernels::rms_norm(first, r, w.q_a_norm, config.latent_eps, end - begin, r, first, r);
+    });
+  }
+  return static_cast<const std::byte*>(
+      latent_operand_.of(state.parallel, state.weights.dtype, q_latent_.data(), n * r));
+}
+
+void Mla::project_entries(const LayerWeights& w, int64_t layer, const std::byte* hidden, kv::Range home) {
+  const ModelConfig& config = state.config;
+  const int64_t n = home.size(), d = config.hidden, width = config.entry_width();
   scratch(kv_row_, n * width);
-  product(w.kv_a, hx, d, n, kv_row_.data(), width);
+  product(w.kv_a, hidden + home.begin * d * weight_bytes(), d, n, kv_row_.data(), width);
   for_rows(state.parallel, n, 16, [&](int64_t begin, int64_t end) {
     kernels::rms_norm(kv_row_.data() + begin * width, width, w.kv_a_norm, config.latent_eps, end - begin,
                       config.latent, kv_row_.data() + begin * width, width);
     for (int64_t i = begin; i < end; ++i) {
-      kernels::rope(kv_row_.data() + i * width + config.latent, config.rope, cosine(i), sine(i),
-                    config.rope_layout);
+      kernels::rope(kv_row_.data() + i * width + config.latent, config.rope, cosine(home.begin + i),
+                    sine(home.begin + i), config.rope_layout);
     }
   });
-  store_entries(state, layer, {0, 0, n, kv_row_.data(), width});
-
-  if (owns_indexer(layer)) index_projections(w, index_layer_of(layer), hx, q_in);
-
-  absorb(w, q_in, q_in_stride, 0, wide(), state.own_heads(), wide_query_room());
-  absorb(w, q_in, q_in_stride, wide(), whole(), all_heads(), whole_query_room());
+  store_entries(state, layer, {0, home.begin, n, kv_row_.data(), width});
 }
 
-void Mla::index_projections(const LayerWeights& w, int64_t index_layer, const void* hidden,
-                            const void* latent) {
+void Mla::index_projections(const LayerWeights& w, int64_t index_layer, const std::byte* hidden,
+                            const std::byte* latent, kv::Range home) {
   const ModelConfig& config = state.config;
-  const int64_t n = state.home_count();
+  const int64_t n = state.home_count(), rows = home.size();
   const int64_t heads = config.index_heads, width = config.index_width;
-  scratch(index_key_, n * width);
-  product(w.index_k, hidden, config.hidden, n, index_key_.data(), width);
-  scratch(index_query_, n * heads * width);
-  product(w.index_q, latent, config.q_lora_rank, n, index_query_.data(), heads * width);
-  scratch(index_weights_, n * heads);
-  product(w.index_weights, normed_.data(), config.hidden, n, index_weights_.data(), heads);
+  float* key = scratch(index_key_, n * width) + home.begin * width;
+  float* query = scratch(index_query_, n * heads * width) + home.begin * heads * width;
+  float* weight = scratch(index_weights_, n * heads) + home.begin * heads;
+  product(w.index_k, hidden + home.begin * config.hidden * weight_bytes(), config.hidden, rows, key, width);
+  product(w.index_q, latent + home.begin * config.q_lora_rank * weight_bytes(), config.q_lora_rank, rows,
+          query, heads * width);
+  product(w.index_weights, normed_.data() + home.begin * config.hidden, config.hidden, rows, weight, heads);
   const float factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(heads * width)));
   constexpr float kIndexEps = 1e-6f;
-  for_rows(state.parallel, n, 16, [&](int64_t begin, int64_t end) {
-    float* keys = index_key_.data() + begin * width;
-    kernels::layer_norm(keys, width, w.index_k_norm, w.index_k_norm_bias, kIndexEps, end - begin, width, keys,
-                        width);
-    kernels::scale(index_weights_.data() + begin * heads, factor, (end - begin) * heads);
+  for_rows(state.parallel, rows, 16, [&](int64_t begin, int64_t end) {
+    kernels::layer_norm(key + begin * width, width, w.index_k_norm, w.index_k_norm_bias, kIndexEps,
+                        end - begin, width, key + begin * width, width);
+    kernels::scale(weight + begin * heads, factor, (end - begin) * heads);
     for (int64_t i = begin; i < end; ++i) {
-      kernels::rope(index_key_.data() + i * width, config.rope, cosine(i), sine(i), config.index_rope_layout);
+      const float *cosines = cosine(home.begin + i), *sines = sine(home.begin + i);
+      kernels::rope(key + i * width, config.rope, cosines, sines, config.index_rope_layout);
       for (int64_t head = 0; head < heads; ++head) {
-        kernels::rope(index_query_.data() + (i * heads + head) * width, config.rope, cosine(i), sine(i),
+        kernels::rope(query + (i * heads + head) * width, config.rope, cosines, sines,
                       config.index_rope_layout);
       }
     }
   });
-  store_index_keys(state, index_layer, index_key_.data());
+  store_index_keys(state, index_layer, home, index_key_.data());
+}
+
+void Mla::offer(int64_t index_layer) {
+  const int64_t count = state.home_count() * state.config.index_heads * state.config.index_width;
   const DType dtype = state.setup.cache_dtype;
-  std::byte* stored =
-      scratch(index_query_stored_, n * heads * width * static_cast<int64_t>(dtype_bytes(dtype)));
-  kernels::convert(index_query_.data(), n * heads * width, dtype, stored);
+  std::byte* stored = scratch(index_query_stored_, count * static_cast<int64_t>(dtype_bytes(dtype)));
+  scratch(index_query_, count);  // of rows that others attend to there is nothing in it
+  kernels::convert(index_query_.data(), count, dtype, stored);
   selection_.offer(index_layer, stored, index_weights_.data());
 }
 
-// q̃ = W_UKᵀ q_nope ‖ rope(q_pe) for some heads of consecutive home rows, in cache dtype.
-void Mla::absorb(const LayerWeights& w, const void* q_in, int64_t q_in_stride, int64_t home_begin,
-                 int64_t rows, kv::Range heads, std::byte* out) {
+// q_nope ‖ rope(q_pe) for all heads, in cache dtype.
+void Mla::plain_queries(const LayerWeights& w, const std::byte* latent, kv::Range home, std::byte* out) {
   const ModelConfig& config = state.config;
-  if (rows == 0 || heads.empty()) return;
+  const int64_t head_width = config.nope + config.rope, stride = config.heads * head_width;
+  const int64_t latent_width = config.q_lora_rank > 0 ? config.q_lora_rank : config.hidden;
+  const DType dtype = state.setup.cache_dtype;
+  scratch(q_, home.size() * stride);
+  product(w.q_b, latent + home.begin * latent_width * weight_bytes(), latent_width, home.size(), q_.data(),
+          stride, all_heads());
+  for_rows(state.parallel, home.size(), 8, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t head = 0; head < config.heads; ++head) {
+        kernels::rope(q_.data() + i * stride + head * head_width + config.nope, config.rope,
+                      cosine(home.begin + i), sine(home.begin + i), config.rope_layout);
+      }
+    }
+    kernels::convert(q_.data() + begin * stride, (end - begin) * stride, dtype,
+                     out + begin * stride * static_cast<int64_t>(dtype_bytes(dtype)));
+  });
+}
+
+// q̃ = W_UKᵀ q_nope ‖ rope(q_pe) for some heads of consecutive home rows, in cache dtype.
+void Mla::absorb(const LayerWeights& w, const std::byte* latent, kv::Range home, kv::Range heads,
+                 std::byte* out) {
+  const ModelConfig& config = state.config;
+  const int64_t rows = home.size();
   const DType dtype = state.weights.dtype;
-  const auto bytes = static_cast<int64_t>(dtype_bytes(dtype));
+  const int64_t bytes = weight_bytes();
+  const int64_t latent_width = config.q_lora_rank > 0 ? config.q_lora_rank : config.hidden;
   const int64_t head_width = config.nope + config.rope, width = config.entry_width();
   const int64_t q_stride = heads.size() * head_width, out_stride = heads.size() * width;
   scratch(q_, rows * q_stride);
-  product(w.q_b, static_cast<const std::byte*>(q_in) + home_begin * q_in_stride * bytes, q_in_stride, rows,
-          q_.data(), q_stride, heads);
+  product(w.q_b, latent + home.begin * latent_width * bytes, latent_width, rows, q_.data(), q_stride, heads);
   const auto* nope =
       static_cast<const std::byte*>(nope_operand_.of(state.parallel, dtype, q_.data(), rows * q_stride));
   scratch(absorbed_, rows * out_stride);
@@ -137,7 +178,7 @@ void Mla::absorb(const LayerWeights& w, const void* q_in, int64_t q_in_stride, i
         float* target = absorbed_.data() + i * out_stride + head * width + config.latent;
         std::memcpy(target, q_.data() + i * q_stride + head * head_width + config.nope,
                     static_cast<size_t>(config.rope) * sizeof(float));
-        kernels::rope(target, config.rope, cosine(home_begin + i), sine(home_begin + i), config.rope_layout);
+        kernels::rope(target, config.rope, cosine(home.begin + i), sine(home.begin + i), config.rope_layout);
       }
     }
     const auto cache_bytes = static_cast<int64_t>(dtype_bytes(state.setup.cache_dtype));

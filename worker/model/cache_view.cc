@@ -24,12 +24,13 @@ Result<void> view_part(const StepState& state, const SpanRoute& span, kv::Stream
   const int64_t blocks = ceil_div(span.end(), state.setup.block_tokens);
   view.page.assign(static_cast<size_t>(blocks), nullptr);
   view.remote.assign(static_cast<size_t>(blocks), 0);
+  const bool local = span.wide || (span.pass_query && stream == kv::Stream::kEntries);
   const int own_class = c > 1 ? kv::owned_class(state.rank % c, span.origin, c) : 0;
   for (int64_t block = 0; block < blocks; ++block) {
     if (c > 1 && kv::residue_class(block, c) != own_class) continue;
     const auto pages = state.setup.control->pages(span.table, block, number);
     const int holder = reader_of(pages, state.rank, state.rank_count);
-    if (holder < 0 || (span.wide && holder != state.rank)) {
+    if (holder < 0 || (local && holder != state.rank)) {
       return error(ErrorCode::kFailedPrecondition,
                    std::string(kv::stream_name(stream)) + " part " + std::to_string(part) + " of block " +
                        std::to_string(block) + " of request " + std::to_string(span.request) +
@@ -44,7 +45,7 @@ Result<void> view_part(const StepState& state, const SpanRoute& span, kv::Stream
 }
 
 Result<void> view_entries(const StepState& state, const SpanRoute& span, CacheView& view) {
-  const int c = span.wide ? span.grouping.c : 1;
+  const int c = state.own_pages(span) ? span.grouping.c : 1;
   const kv::Range parts = state.parts_of(span);
   view.entries.resize(static_cast<size_t>(state.geometry.stream(kv::Stream::kEntries).parts));
   for (int64_t part = parts.begin; part < parts.end; ++part) {
@@ -74,7 +75,7 @@ void for_holders(StepState& state, const HomeRow& row, int part, const Write& wr
   for (int holder = 0; holder < state.rank_count; ++holder) {
     const PageId page = pages[static_cast<size_t>(holder)];
     if (page == kNoPage) continue;
-    // A wide row's holders are all at home: each writes its own page. A whole row has one producer.
+    // A wide row's holders all compute it: each writes its own page. A whole row has one producer.
     if (span.wide && holder != state.rank) continue;
     write(state.setup.pools[static_cast<size_t>(holder)], page, holder != state.rank);
   }
@@ -85,13 +86,18 @@ void for_holders(StepState& state, const HomeRow& row, int part, const Write& wr
 Result<void> make_views(StepState& state, const wire::StepPlan& plan) {
   const bool indexed = state.config.index_layers() > 0;
   state.views.assign(state.layout.spans().size(), {});
+  // Of rows that pass their queries, readers need not own any.
+  for (const SpanRoute& span : state.layout.spans()) {
+    if (span.pass_query) TRY_VOID(view_entries(state, span, state.views[static_cast<size_t>(span.index)]));
+  }
   for (const HomeRow& row : state.home()) {
     CacheView& view = state.views[static_cast<size_t>(row.span)];
     if (view.used) continue;
     view.used = true;
     const SpanRoute& span = state.span_of(row);
+    if (!state.attends(span)) continue;
     CHECK_EQ(state.setup.control->table_version(span.table), plan.spans(span.index).table_version());
-    TRY_VOID(view_entries(state, span, view));
+    if (!span.pass_query) TRY_VOID(view_entries(state, span, view));
     if (indexed) {
       TRY_VOID(
           view_part(state, span, kv::Stream::kIndexKeys, 0, span.wide ? span.index_c : 1, view.index_keys));
@@ -114,12 +120,12 @@ void store_entries(StepState& state, int64_t layer, const NewEntries& rows) {
   }
 }
 
-void store_index_keys(StepState& state, int64_t index_layer, const float* keys) {
+void store_index_keys(StepState& state, int64_t index_layer, kv::Range home, const float* keys) {
   const int part = state.geometry.first_part(kv::Stream::kIndexKeys);
   const int64_t width = state.config.index_width;
   const int64_t P = state.setup.block_tokens;
   const int64_t bytes = state.geometry.stream(kv::Stream::kIndexKeys).bytes_per_token;
-  for (int64_t i = 0; i < state.home_count(); ++i) {
+  for (int64_t i = home.begin; i < home.end; ++i) {
     const HomeRow& row = state.home()[static_cast<size_t>(i)];
     for_holders(state, row, part, [&](const kv::PagePool& pool, PageId page, bool remote) {
       kernels::store_index_key(keys + i * width, width, state.setup.cache_dtype, P, row.position % P,

@@ -21,7 +21,7 @@ struct NewEntries {
 // Writes them into the pages of their holders, in stored form. Of wide rows a rank stores parts_of(span) and
 // need not compute the others; whole rows are written wherever a part is held.
 void store_entries(StepState& state, int64_t layer, const NewEntries& rows);
-// The same for index keys (keys[i]: [index_width]); index_layer counts the layers that own an indexer.
-void store_index_keys(StepState& state, int64_t index_layer, const float* keys);
+// The same for index keys (keys[home row]: [index_width]); index_layer counts the layers that own an indexer.
+void store_index_keys(StepState& state, int64_t index_layer, kv::Range home, const float* keys);
 
 }  // namespace weft::worker

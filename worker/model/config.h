@@ -68,6 +68,9 @@ struct ModelConfig {
 
   // Feed-forward
   int64_t dense_width = 0, expert_width = 0, shared_width = 0;
+  // Which segment computes an expert: one of them the whole (expert-parallel), or each a slice of its columns
+  // (tensor-parallel). Not in config.json: a choice at load, with its own order of additions.
+  bool split_experts = false;
   int64_t experts = 0, experts_per_token = 0, expert_groups = 1, top_expert_groups = 1;
   kernels::RouterScore expert_score = kernels::RouterScore::kSigmoid;
   bool expert_bias = true;  // e_score_correction_bias exists

@@ -119,10 +119,10 @@ void FeedForwardPhase::Work::expert_leaf(const LayerWeights& w, int segment, con
   const ModelConfig& config = state.config;
   const int64_t d = config.hidden, k = config.experts_per_token;
   std::fill(out, out + row_count * d, 0.0f);
-  const kv::Range experts = kv::segment_items(segment, config.experts);
+  const ExpertSlice slice = expert_slice(config, segment);
   std::vector<int64_t> rows;
   std::vector<float> factors;
-  for (int64_t expert = experts.begin; expert < experts.end; ++expert) {
+  for (int64_t expert = slice.experts.begin; expert < slice.experts.end && !slice.empty(); ++expert) {
     rows.clear();
     factors.clear();
     for (int64_t row = 0; row < row_count; ++row) {
@@ -141,8 +141,7 @@ void FeedForwardPhase::Work::expert_leaf(const LayerWeights& w, int segment, con
     const void* gathered_x =
         gathered_operand.of(state.parallel, state.weights.dtype, in, std::ssize(rows) * d);
     float* y = scratch(expert_out, std::ssize(rows) * d);
-    swiglu_columns(w.experts[static_cast<size_t>(expert)], {0, config.expert_width}, gathered_x,
-                   std::ssize(rows), y);
+    swiglu_columns(w.experts[static_cast<size_t>(expert)], slice.columns, gathered_x, std::ssize(rows), y);
     for (size_t i = 0; i < rows.size(); ++i) {
       kernels::axpy(factors[i], y + static_cast<int64_t>(i) * d, out + rows[i] * d, d);
     }
@@ -156,10 +155,12 @@ void FeedForwardPhase::Work::expert_leaf(const LayerWeights& w, int segment, con
 
 // After the exchange: x = (tree sum of all ranks' nodes + bias) + x, for the home rows.
 void FeedForwardPhase::Work::add_residual(const SegmentPresence& presence, const float* bias) {
+  const PublishedSums sums{
+      {0, state.rank_count, 1}, state.layout.row_count(), [](int) { return int64_t{0}; }};
   add_sums(
-      state, presence, bias, state.layout.row_count(), state.home_count(),
+      state, sums, presence, bias, {0, state.home_count()},
       [&](int64_t home) { return state.home()[static_cast<size_t>(home)].global; }, [](int64_t) {});
-  const int64_t sum_bytes = remote_sum_bytes(state, presence);
+  const int64_t sum_bytes = remote_sum_bytes(state, sums.ranks, presence);
   for (const HomeRow& row : state.home()) state.count(row.span, kv::CrossKind::kRows, sum_bytes);
 }
 

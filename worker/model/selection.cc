@@ -23,6 +23,7 @@ void Selection::for_scored_spans(const Body& body) {
     }
     int64_t first = begin;
     while (first < end && home[static_cast<size_t>(first)].position + 1 <= state_.config.index_topk) ++first;
+    if (!state_.attends(state_.span_of(home[static_cast<size_t>(begin)]))) first = end;
     if (first < end) body(state_.span_of(home[static_cast<size_t>(begin)]), first, end - first);
     begin = end;
   }
@@ -40,12 +41,18 @@ void Selection::select(const SpanRoute& span, int64_t first_home, int64_t count,
     positions_.push_back(state_.home()[static_cast<size_t>(first_home + i)].position);
   const int64_t seen = positions_.back() + 1;
   keys_.clear();
+  const int64_t page_bytes = state_.geometry.layer_bytes(kv::Stream::kIndexKeys);
+  if (span.copy_context) scratch(copied_, std::ssize(view.index_keys.page) * page_bytes);
   for (int64_t block = 0; block * P < seen; ++block) {
     const std::byte* page = view.index_keys.page[static_cast<size_t>(block)];
     if (page == nullptr) continue;
     const int64_t valid = std::min(P, seen - block * P);
-    keys_.push_back(
-        {page + index_layer * state_.geometry.layer_bytes(kv::Stream::kIndexKeys), block * P, valid});
+    const std::byte* keys = page + index_layer * page_bytes;
+    if (span.copy_context && view.index_keys.remote[static_cast<size_t>(block)]) {
+      keys = static_cast<const std::byte*>(
+          std::memcpy(copied_.data() + block * page_bytes, keys, static_cast<size_t>(page_bytes)));
+    }
+    keys_.push_back({keys, block * P, valid});
     if (view.index_keys.remote[static_cast<size_t>(block)]) {
       state_.count(span.index, kv::CrossKind::kIndexKeys, valid * key_bytes);
     }

@@ -36,6 +36,7 @@ class Selection {
   std::vector<int32_t> found_count_;
   std::vector<int64_t> positions_;
   std::vector<kernels::IndexKeys> keys_;
+  std::vector<std::byte> copied_;  // keys of other ranks' pages, where a span wants them copied
 };
 
 }  // namespace weft::worker

@@ -14,6 +14,33 @@ StepState::StepState(RunnerSetup given)
       rank_count(static_cast<int>(setup.pools.size())),
       geometry(config.cache_geometry(setup.cache_dtype, setup.block_tokens)) {}
 
+std::vector<kv::Range> StepState::attended() const {
+  std::vector<kv::Range> ranges;
+  const auto add = [&](kv::Range rows) {
+    if (rows.empty()) return;
+    if (!ranges.empty() && ranges.back().end == rows.begin) {
+      ranges.back().end = rows.end;
+    } else {
+      ranges.push_back(rows);
+    }
+  };
+  for (const WideGroup& group : layout.wide_groups()) {
+    if (group.ranks.contains(rank)) add({group.first, group.first + group.rows});
+  }
+  add({layout.wide_count(), home_count()});
+  return ranges;
+}
+
+std::vector<StepState::WholeRun> StepState::whole_runs() const {
+  std::vector<WholeRun> runs;
+  for (int64_t i = layout.wide_count(); i < home_count(); ++i) {
+    const bool expand = expands(span_of(home()[static_cast<size_t>(i)]));
+    if (runs.empty() || runs.back().expands != expand) runs.push_back({{i, i}, expand});
+    runs.back().home.end = i + 1;
+  }
+  return runs;
+}
+
 float* StepState::outbox() {
   if (rank_count > 1) return reinterpret_cast<float*>(exchange.outbox().data());
   return scratch(lone_outbox, layout.row_count() * config.hidden);

@@ -62,11 +62,29 @@ struct StepState {
 
   const std::vector<HomeRow>& home() const { return layout.home(rank); }
   int64_t home_count() const { return static_cast<int64_t>(home().size()); }
-  kv::Range own_heads() const { return kv::owned_heads(rank, rank_count, config.heads); }
-  // The parts of the entries that this rank reads and stores of a span's rows.
+  // Whether this rank computes the attention of a span's rows that are at home here: of whole rows always.
+  bool attends(const SpanRoute& span) const { return !span.wide || span.grouping.contains(rank); }
+  // Whether entries of a span are read where they lie only: by the ranks that hold them.
+  bool own_pages(const SpanRoute& span) const { return span.wide || span.pass_query; }
+  // Whether entries of a span's owned rows are expanded (MLA only).
+  bool expands(const SpanRoute& span) const {
+    return span.expand_context && config.attention == AttentionKind::kMla;
+  }
+  // Consecutive whole rows, as ranges of home rows, that expand alike.
+  struct WholeRun {
+    kv::Range home;
+    bool expands = false;
+  };
+  std::vector<WholeRun> whole_runs() const;
+  // Home rows whose attention this rank computes: ranges, ascending.
+  std::vector<kv::Range> attended() const;
+  // The parts of the entries that this rank reads, and of wide rows stores.
   kv::Range parts_of(const SpanRoute& span) const {
-    return kv::held_parts(geometry, kv::Stream::kEntries,
-                          span.wide ? kv::striped(span.grouping.c) : kv::single(rank), rank, rank_count);
+    if (span.pass_query && !span.grouping.contains(rank)) return {};
+    return kv::held_parts(
+        geometry, kv::Stream::kEntries,
+        own_pages(span) ? kv::group_pattern(span.grouping, span.grouping.c, rank_count) : kv::single(rank),
+        rank, rank_count);
   }
   const SpanRoute& span_of(const HomeRow& row) const { return layout.spans()[static_cast<size_t>(row.span)]; }
   void count(int span, kv::CrossKind kind, int64_t bytes) {

@@ -48,13 +48,18 @@ SegmentPresence attention_segments(const ModelConfig& config) {
   return presence;
 }
 
+ExpertSlice expert_slice(const ModelConfig& config, int segment) {
+  if (config.split_experts) return {{0, config.experts}, kv::segment_columns(segment, config.expert_width)};
+  return {kv::segment_items(segment, config.experts), {0, config.expert_width}};
+}
+
 SegmentPresence feed_forward_segments(const ModelConfig& config, FeedForward kind) {
   const bool dense = kind == FeedForward::kDense;
   SegmentPresence presence{};
   for (int segment = 0; segment < kv::kShards; ++segment) {
     const bool columns =
         !kv::segment_columns(segment, dense ? config.dense_width : config.shared_width).empty();
-    const bool experts = !dense && !kv::segment_items(segment, config.experts).empty();
+    const bool experts = !dense && !expert_slice(config, segment).empty();
     presence[static_cast<size_t>(segment)] = columns || experts;
   }
   return presence;

@@ -24,6 +24,12 @@ namespace weft::worker {
 using SegmentPresence = std::array<bool, kv::kShards>;
 // Of o_proj, and of what follows the attention.
 SegmentPresence attention_segments(const ModelConfig& config);
+// What a segment computes of a mixture: some experts, some of their columns.
+struct ExpertSlice {
+  kv::Range experts, columns;
+  bool empty() const { return experts.empty() || columns.empty(); }
+};
+ExpertSlice expert_slice(const ModelConfig& config, int segment);
 SegmentPresence feed_forward_segments(const ModelConfig& config, FeedForward kind);
 
 // One available node of the tree: its sum for one row, or nullptr if all its segments are absent.
