@@ -111,6 +111,7 @@ wire::ControlReply ControlService::status() const {
   const auto weights = from_wire(model.weight_dtype(), "weight_dtype");
   status->set_weight_dtype(weights ? dtype_name(*weights) : "");
   status->set_experts(view.options->split_experts ? "split" : "whole");
+  status->set_weight_format(model.weight_format());
   status->set_cache_dtype(dtype_name(view.options->cache_dtype));
   status->set_instruction_set(model.instruction_set());
   status->set_worker_restarts(view.fleet->restarts());

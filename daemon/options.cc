@@ -80,7 +80,8 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->type_name("N")
       ->check(at_least(1))
       ->group(memory);
-  app.add_option("--weight-dtype", raw.weight_dtype, "stored, f32 or bf16")
+  app.add_option("--weight-dtype", raw.weight_dtype,
+                 "stored, f32 or bf16: of products, and of weights that are not quantised")
       ->type_name("TYPE")
       ->capture_default_str()
       ->group(memory);

@@ -101,6 +101,7 @@ wire::ModelDescription describe_model(const WorkerSettings& settings, uint64_t m
   out.set_mailbox_bytes(
       mailbox_bytes(outbox_bytes(config, settings.cache_dtype, settings.rank_count, settings.max_step_rows)));
   out.set_weight_dtype(to_wire(settings.weight_dtype));
+  out.set_weight_format(coding_name(config.quantisation.coding));
   out.set_index_topk(config.index_layers() == 0 ? 0 : count(config.index_topk));
   out.set_window(count(config.window()));
   out.set_window_layers(count(config.window_layers()));

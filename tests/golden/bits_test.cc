@@ -92,7 +92,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Setting{"deepseek_v32", DType::kF32}, Setting{"deepseek_v32", DType::kBF16},
                       Setting{"llama_smol", DType::kF32}, Setting{"llama_smol", DType::kBF16},
                       Setting{"qwen3_moe", DType::kF32}, Setting{"qwen3_moe", DType::kBF16},
-                      Setting{"qwen2_window", DType::kF32}, Setting{"qwen2_window", DType::kBF16}),
+                      Setting{"qwen2_window", DType::kF32}, Setting{"qwen2_window", DType::kBF16},
+                      Setting{"glm_moe_dsa_fp8", DType::kF32}, Setting{"glm_moe_dsa_fp8", DType::kBF16},
+                      Setting{"qwen3_moe_nvfp4", DType::kF32}, Setting{"llama_nvfp4", DType::kBF16}),
     setting_name);
 
 // Experts split by columns have an order of their own: near the other one, not equal to it, and as

@@ -164,9 +164,10 @@ INSTANTIATE_TEST_SUITE_P(Families, DraftGolden,
 INSTANTIATE_TEST_SUITE_P(Families, GoldenTest,
                          ::testing::Values("deepseek_v2_lite", "deepseek_v2", "deepseek_v3",
                                            "deepseek_v3_plain", "deepseek_v32", "glm4_moe_lite",
-                                           "glm_moe_dsa", "llama", "llama_bias", "llama_smol", "qwen2",
-                                           "qwen2_window", "qwen3", "qwen3_moe", "qwen3_moe_plain",
-                                           "glm4_moe", "glm4_moe_plain"),
+                                           "glm_moe_dsa", "glm_moe_dsa_fp8", "llama_nvfp4", "qwen3_moe_nvfp4",
+                                           "llama", "llama_bias", "llama_smol", "qwen2", "qwen2_window",
+                                           "qwen3", "qwen3_moe", "qwen3_moe_plain", "glm4_moe",
+                                           "glm4_moe_plain"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -18,6 +18,7 @@ import os
 import tempfile
 
 import numpy as np
+import safetensors.torch
 import torch
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -192,14 +193,16 @@ def fuse_experts(weights, experts):
 
 
 def write_checkpoint(folder, c, weights):
+    """weights: numpy arrays, or torch tensors where numpy lacks a type."""
     os.makedirs(folder, exist_ok=True)
+    save = safetensors.torch.save_file if any(map(torch.is_tensor, weights.values())) else save_file
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(c, file, indent=2)
         file.write("\n")
     if c["model_type"] == "deepseek_v32":
         weights = fuse_experts(weights, c["n_routed_experts"])
     if c["model_type"] != "glm_moe_dsa":
-        save_file(weights, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+        save(weights, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
         return
     names, count = sorted(weights), 3
     index = {}
@@ -207,7 +210,7 @@ def write_checkpoint(folder, c, weights):
         file = f"model-{shard + 1:05d}-of-{count:05d}.safetensors"
         mine = {name: weights[name] for name in names[shard::count]}
         index.update({name: file for name in mine})
-        save_file(mine, os.path.join(folder, file), metadata={"format": "pt"})
+        save(mine, os.path.join(folder, file), metadata={"format": "pt"})
     with open(os.path.join(folder, "model.safetensors.index.json"), "w") as file:
         total = sum(value.nbytes for value in weights.values())
         json.dump({"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))}, file, indent=1)
@@ -323,12 +326,20 @@ def padded(rows, width):
     return out
 
 
-def make_family(name, folder, c, make, model_class, with_long_text):
+def load_transformers(c, weights):
+    """transformers with these weights and without what config.json says of quantisation."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(folder, {k: v for k, v in c.items() if k != "quantization_config"}, weights)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def make_family(name, folder, c, make, model_class, with_long_text, quantise):
     rng = np.random.default_rng(sum(map(ord, name)))
     weights = make(c, rng)
-    write_checkpoint(folder, c, weights)
+    stored, weights = quantise(name, c, weights) if quantise else (weights, weights)
+    write_checkpoint(folder, c, stored)
     model = model_class(c, weights)
-    hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    hf = load_transformers(c, weights)
     assert sum(p.numel() for p in hf.parameters()) == sum(
         v.size for k, v in weights.items() if "e_score_correction_bias" not in k), "transformers left weights out"
     for layer in hf.model.layers:  # some versions leave YaRN's square out of deepseek_v2
@@ -379,8 +390,9 @@ def same(fresh, committed):
             assert open(a, "rb").read() == open(b, "rb").read(), f"{b} differs"
 
 
-def main(families, make, model_class, long_texts):
-    """make(config, generator) gives the weights, model_class(config, weights) the reference."""
+def main(families, make, model_class, long_texts, quantise=None):
+    """make(config, generator) gives the weights, model_class(config, weights) the reference; quantise(name, config,
+    weights) the tensors of the checkpoint and the weights that they stand for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", choices=families)
     parser.add_argument("--check", action="store_true")
@@ -389,7 +401,7 @@ def main(families, make, model_class, long_texts):
     heed_moe_layer_freq()
     for name in [options.only] if options.only else families:
         committed = os.path.join(HERE, name)
-        family = (families[name], make, model_class, name in long_texts)
+        family = (families[name], make, model_class, name in long_texts, quantise)
         if not options.check:
             make_family(name, committed, *family)
             continue

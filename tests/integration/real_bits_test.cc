@@ -277,7 +277,8 @@ TEST_P(RealBits, ACoveringSetOfWaysGivesTheSameDigests) {
 
 INSTANTIATE_TEST_SUITE_P(Models, RealBits,
                          ::testing::Values(std::pair{"glm_moe_dsa", "f32"}, std::pair{"deepseek_v32", "bf16"},
-                                           std::pair{"llama_smol", "bf16"}, std::pair{"qwen2_window", "f32"}),
+                                           std::pair{"llama_smol", "bf16"}, std::pair{"qwen2_window", "f32"},
+                                           std::pair{"glm_moe_dsa_fp8", "bf16"}),
                          [](const auto& info) {
                            return std::string(info.param.first) + "_" + info.param.second;
                          });

@@ -141,5 +141,16 @@ TEST(Text, TimesAndRates) {
   EXPECT_EQ(human_rate(2612, 1'000'000'000), "2,612");
 }
 
+// The model's line says how weights are held: quantised ones keep their own form, the rest has the dtype.
+TEST(StatusView, SaysHowWeightsAreHeld) {
+  wire::StatusReply status;
+  status.set_model("m");
+  status.set_weight_dtype("bf16");
+  status.set_cache_dtype("f32");
+  EXPECT_NE(status_view(status, {}).find("m, weights bf16, cache f32"), std::string::npos);
+  status.set_weight_format("fp8");
+  EXPECT_NE(status_view(status, {}).find("m, weights fp8 and bf16, cache f32"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace weft::ctl

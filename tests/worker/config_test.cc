@@ -684,10 +684,8 @@ TEST(Config, BadValuesAreNamed) {
 
 TEST(Config, WhatIsNotServed) {
   const std::pair<const char*, json> cases[] = {
-      {"model_type", "gpt2"},     {"attention_bias", true},
-      {"hidden_act", "gelu"},     {"scoring_func", "softmax"},
-      {"topk_method", "greedy"},  {"quantization_config", {{"quant_method", "fp8"}}},
-      {"torch_dtype", "float64"},
+      {"model_type", "gpt2"},      {"attention_bias", true},  {"hidden_act", "gelu"},
+      {"scoring_func", "softmax"}, {"topk_method", "greedy"}, {"torch_dtype", "float64"},
   };
   for (const auto& [field, value] : cases) {
     json config = large();

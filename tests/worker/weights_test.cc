@@ -596,8 +596,9 @@ TEST_F(Accounting, ElementTypesThatAreNotServed) {
   tensors_["model.norm.weight"] = {"F8_E4M3", {48}, std::string(48, '\0')};
   counts = load_changed();
   ASSERT_FALSE(counts.has_value());
-  EXPECT_EQ(counts.error().code, ErrorCode::kUnsupported);
-  EXPECT_THAT(counts.error().message, HasSubstr("F8_E4M3"));
+  EXPECT_EQ(counts.error().code, ErrorCode::kBadCheckpoint);
+  EXPECT_THAT(counts.error().message,
+              HasSubstr("is F8_E4M3, but config.json does not say that its module is quantised"));
 }
 
 TEST_F(Accounting, DraftLayersAndRotaryTables) {

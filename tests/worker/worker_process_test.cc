@@ -109,6 +109,7 @@ TEST(WorkerProcess, DescribesTheModel) {
   EXPECT_EQ(model.entry_parts(), 1u);
   EXPECT_EQ(model.dense_layers(), 1u);
   EXPECT_EQ(model.weight_dtype(), wire::DTYPE_F32);
+  EXPECT_EQ(model.weight_format(), "");
   EXPECT_EQ(model.dense_segments(), 0b10100100u);  // three units of 64 columns over eight segments
   EXPECT_EQ(model.moe_segments(), 0xffu);          // twelve experts
   EXPECT_FALSE(model.instruction_set().empty());

@@ -76,7 +76,8 @@ std::string model_line(const wire::StatusReply& status) {
   if (!status.model_type().empty()) out += " (" + status.model_type() + ")";
   if (status.max_context() > 0) out += ", context up to " + count(status.max_context());
   if (!status.weight_dtype().empty()) {
-    out += ", weights " + status.weight_dtype() + ", cache " + status.cache_dtype();
+    const std::string quantised = status.weight_format().empty() ? "" : status.weight_format() + " and ";
+    out += ", weights " + quantised + status.weight_dtype() + ", cache " + status.cache_dtype();
     if (status.experts() == "split") out += ", experts split";
   }
   return out;

@@ -220,11 +220,6 @@ std::string refuse_other_than(FieldReader& f, const char* field, std::initialize
   return *served.begin();
 }
 
-void refuse_unsupported(FieldReader& f) {
-  refuse(f, f.has("quantization_config"), "quantization_config", "a quantised checkpoint");
-  refuse_other_than(f, "hidden_act", {"silu"});
-}
-
 void read_dtype(FieldReader& f, ModelConfig& c) {
   const char* field = f.has("dtype") ? "dtype" : "torch_dtype";
   const std::string name = f.text(field, "float32");
@@ -420,6 +415,18 @@ Result<nlohmann::json> read_object(const std::string& folder, const std::string&
   return out;
 }
 
+// Nothing, if there is no such file.
+template <typename Read>
+Result<void> read_optional(const std::string& folder, const char* name, Read read) {
+  const Result<nlohmann::json> object = read_object(folder, name);
+  if (!object.has_value()) {
+    return object.error().code == ErrorCode::kNotFound ? Result<void>() : Result<void>(object.error());
+  }
+  FieldReader f(*object, name);
+  read(f);
+  return f.failed() ? Result<void>(f.error()) : Result<void>();
+}
+
 void read_eos(FieldReader& f, ModelConfig& c) {
   const std::vector<int64_t> ids = f.integers("eos_token_id", 0, c.vocabulary - 1);
   if (!f.failed() && !ids.empty()) c.eos_tokens.assign(ids.begin(), ids.end());
@@ -462,7 +469,8 @@ Result<ModelConfig> read_model_config(const std::string& folder, bool draft_laye
   ModelConfig c;
   const Family* family = read_family(f, c);
   if (f.failed()) return f.error();
-  refuse_unsupported(f);
+  c.quantisation = read_quantisation(f, "quantization_config");
+  refuse_other_than(f, "hidden_act", {"silu"});
   read_sizes(f, c);
   read_dtype(f, c);
   if (f.failed()) return f.error();
@@ -474,13 +482,11 @@ Result<ModelConfig> read_model_config(const std::string& folder, bool draft_laye
   if (draft_layer) add_draft_layer(f, c);
   if (f.failed()) return f.error();
 
-  const Result<nlohmann::json> generation = read_object(folder, "generation_config.json");
-  if (!generation.has_value() && generation.error().code != ErrorCode::kNotFound) return generation.error();
-  if (generation.has_value()) {
-    FieldReader g(*generation, "generation_config.json");
-    read_eos(g, c);
-    if (g.failed()) return g.error();
-  }
+  const bool of_its_own = c.quantisation.coding == WeightCoding::kNone;
+  TRY_VOID(read_optional(folder, "hf_quant_config.json", [&](FieldReader& q) {
+    if (of_its_own) c.quantisation = read_quantisation(q, "quantization");
+  }));
+  TRY_VOID(read_optional(folder, "generation_config.json", [&](FieldReader& g) { read_eos(g, c); }));
   return c;
 }
 

@@ -15,6 +15,7 @@
 #include "kv/layout.h"
 #include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
+#include "worker/model/quantisation.h"
 
 namespace weft::worker {
 
@@ -34,7 +35,8 @@ struct LayerConfig {
 
 struct ModelConfig {
   std::string model_type;
-  DType checkpoint_dtype = DType::kF32;
+  DType checkpoint_dtype = DType::kF32;  // of what is not quantised
+  Quantisation quantisation;
   int64_t hidden = 0, heads = 0, vocabulary = 0, max_context = 0;
   std::vector<LayerConfig> layers;
   int64_t extra_layers = 0;  // num_nextn_predict_layers: draft layers; their tensors are known
@@ -96,9 +98,9 @@ struct ModelConfig {
   kv::CacheGeometry cache_geometry(DType cache_dtype, int64_t block_tokens) const;
 };
 
-// Reads <folder>/config.json (and eos ids of generation_config.json, if present). kBadCheckpoint names the
-// field; kUnsupported for a model_type or option that this build does not serve. With `draft_layer`, the
-// model's draft layer is to be loaded; kUnsupported if it has none.
+// Reads <folder>/config.json (and eos ids of generation_config.json, and hf_quant_config.json, if present).
+// kBadCheckpoint names the field; kUnsupported for a model_type or option that this build does not serve.
+// With `draft_layer`, the model's draft layer is to be loaded; kUnsupported if it has none.
 Result<ModelConfig> read_model_config(const std::string& folder, bool draft_layer = false);
 
 }  // namespace weft::worker

@@ -43,13 +43,13 @@ class Planner {
       }
     }
     vector(weights_.final_norm, "model.norm.weight", c_.hidden);
-    matrix(weights_.head, c_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight", c_.vocabulary,
-           c_.hidden);
+    plain_matrix(weights_.head, dtype_, c_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight",
+                 c_.vocabulary, c_.hidden);
     if (c_.draft_layer) {
       const std::string prefix = "model.layers." + std::to_string(c_.main_layers()) + ".";
       vector(weights_.draft.embedding_norm, prefix + "enorm.weight", c_.hidden);
       vector(weights_.draft.hidden_norm, prefix + "hnorm.weight", c_.hidden);
-      matrix(weights_.draft.combine, prefix + "eh_proj.weight", c_.hidden, 2 * c_.hidden);
+      plain_matrix(weights_.draft.combine, dtype_, prefix + "eh_proj.weight", c_.hidden, 2 * c_.hidden);
       vector(weights_.draft.norm, prefix + "shared_head.norm.weight", c_.hidden);
     }
     return std::move(places_);
@@ -78,19 +78,50 @@ class Planner {
     return places_.back();
   }
 
-  WeightPlace& matrix(kernels::PackedMatrix& view, std::string name, int64_t outputs, int64_t k) {
-    return packed(view, dtype_, 1, outputs, k, whole(std::move(name), outputs, k));
+  // A matrix that is never quantised.
+  void plain_matrix(kernels::PackedMatrix& view, DType dtype, std::string name, int64_t outputs, int64_t k) {
+    packed(view, dtype, 1, outputs, k, whole(std::move(name), outputs, k));
   }
 
-  void float_matrix(kernels::PackedMatrix& view, std::string name, int64_t outputs, int64_t k) {
-    packed(view, DType::kF32, 1, outputs, k, whole(std::move(name), outputs, k));
+  // A linear layer, which may be.
+  WeightPlace& matrix(kernels::PackedMatrix& view, std::string name, int64_t outputs, int64_t k) {
+    return quantise(packed(view, dtype_, 1, outputs, k, whole(std::move(name), outputs, k)));
+  }
+
+  // If config.json says that the place's module is quantised, its tensors are others, and it stays quantised
+  // in memory; only a matrix that is packed in another order than it is stored does not.
+  WeightPlace& quantise(WeightPlace& place, bool stays = true) {
+    const std::string module = place.source.name.substr(0, place.source.name.rfind('.'));
+    if (!c_.quantisation.quantises(module)) return place;
+    place.coding = c_.quantisation.coding;
+    const int64_t outputs = place.source.shape[0], k = place.source.shape[1];
+    const std::string scale = module + ".weight_scale";
+    switch (place.coding) {
+      case WeightCoding::kNone:
+        return place;
+      case WeightCoding::kFp8:
+        place.scales = {{.name = scale + "_inv", .shape = {ceil_div(outputs, 128), ceil_div(k, 128)}}};
+        if (stays) place.format = kernels::PanelFormat::kFp8;
+        return place;
+      case WeightCoding::kNvfp4Modelopt:
+        place.scales = {{.name = scale, .shape = {outputs, k / 16}}, {.name = scale + "_2"}};
+        break;
+      case WeightCoding::kNvfp4CompressedTensors:
+        place.source.name = module + ".weight_packed";
+        place.scales = {{.name = scale, .shape = {outputs, k / 16}},
+                        {.name = module + ".weight_global_scale"}};
+        break;
+    }
+    place.source.shape = {outputs, k / 2};
+    if (stays) place.format = kernels::PanelFormat::kFp4;
+    return place;
   }
 
   // A matrix whose outputs come head by head.
   void by_head(kernels::PackedMatrix& view, std::string name, int64_t heads, int64_t outputs, int64_t k) {
     WeightSource source = whole(std::move(name), heads * outputs, k);
     source.group_stride = outputs * k;
-    packed(view, dtype_, heads, outputs, k, std::move(source));
+    quantise(packed(view, dtype_, heads, outputs, k, std::move(source)));
   }
 
   void mla(LayerWeights& w, const std::string& p) {
@@ -112,8 +143,8 @@ class Planner {
     uk.output_stride = 1;
     uk.k_stride = c_.latent;
     uv.offset = c_.nope * c_.latent;
-    packed(w.w_uk, dtype_, c_.heads, c_.latent, c_.nope, std::move(uk));
-    packed(w.w_uv, dtype_, c_.heads, c_.value, c_.latent, std::move(uv));
+    quantise(packed(w.w_uk, dtype_, c_.heads, c_.latent, c_.nope, std::move(uk)), /*stays=*/false);
+    quantise(packed(w.w_uv, dtype_, c_.heads, c_.value, c_.latent, std::move(uv)), /*stays=*/false);
 
     matrix(w.o, p + "o_proj.weight", c_.hidden, c_.heads * c_.value);
   }
@@ -141,7 +172,7 @@ class Planner {
     matrix(w.index_k, p + "wk.weight", c_.index_width, c_.hidden);
     vector(w.index_k_norm, p + "k_norm.weight", c_.index_width);
     vector(w.index_k_norm_bias, p + "k_norm.bias", c_.index_width);
-    float_matrix(w.index_weights, p + "weights_proj.weight", c_.index_heads, c_.hidden);
+    plain_matrix(w.index_weights, DType::kF32, p + "weights_proj.weight", c_.index_heads, c_.hidden);
   }
 
   void mlp(Mlp& w, const std::string& p, int64_t width) {
@@ -151,7 +182,7 @@ class Planner {
   }
 
   void mixture(LayerWeights& w, const std::string& p) {
-    float_matrix(w.router, p + "gate.weight", c_.experts, c_.hidden);
+    plain_matrix(w.router, DType::kF32, p + "gate.weight", c_.experts, c_.hidden);
     if (c_.expert_bias) vector(w.router_bias, p + "gate.e_score_correction_bias", c_.experts);
     w.experts.assign(static_cast<size_t>(c_.experts), {});
     const int64_t width = c_.expert_width;
@@ -185,7 +216,8 @@ class Planner {
 int64_t place_bytes(const WeightPlace& place) {
   switch (place.form) {
     case WeightForm::kPacked:
-      return static_cast<int64_t>(kernels::packed_bytes(place.dtype, place.groups, place.outputs, place.k));
+      return static_cast<int64_t>(
+          kernels::packed_bytes(place.dtype, place.groups, place.outputs, place.k, place.format));
     case WeightForm::kRows:
       return place.outputs * place.k * static_cast<int64_t>(dtype_bytes(place.dtype));
     case WeightForm::kVector:
@@ -208,7 +240,8 @@ WeightPlan plan_weights(const ModelConfig& config, DType dtype, ModelWeights& we
     place.bytes = place_bytes(place);
     at += round_up(place.bytes, kWeightAlignment);
     shape += place.source.name + " " + dtype_name(place.dtype);
-    for (const int64_t size : {place.groups, place.outputs, place.k, place.offset})
+    for (const int64_t size :
+         {static_cast<int64_t>(place.format), place.groups, place.outputs, place.k, place.offset})
       shape += " " + std::to_string(size);
     shape += "\n";
   }

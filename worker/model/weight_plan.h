@@ -15,7 +15,8 @@
 
 namespace weft::worker {
 
-// Part of a checkpoint tensor. Strides and offset in elements, as kernels::PackSource counts them.
+// Part of a checkpoint tensor. Strides and offset in weights, as kernels::PackSource counts them; `shape` is
+// the tensor's own, where two weights of four bits are one element.
 struct WeightSource {
   std::string name = {};
   std::vector<int64_t> shape = {};
@@ -32,9 +33,12 @@ enum class WeightForm : uint8_t {
 struct WeightPlace {
   WeightForm form = WeightForm::kPacked;
   DType dtype = DType::kF32;
-  int64_t groups = 1, outputs = 0, k = 0;  // kRows: outputs × k; kVector: k
+  kernels::PanelFormat format = kernels::PanelFormat::kDense;  // kPacked: may stay quantised
+  int64_t groups = 1, outputs = 0, k = 0;                      // kRows: outputs × k; kVector: k
+  WeightCoding coding = WeightCoding::kNone;                   // of the source
   WeightSource source = {};
-  WeightSource fused = {};  // the other spelling of an expert matrix; empty name: there is none
+  std::vector<WeightSource> scales = {};  // kFp8: of the blocks; NVFP4: of 16 k, and of the matrix
+  WeightSource fused = {};                // the other spelling of an expert matrix; empty name: there is none
   std::variant<kernels::PackedMatrix*, const float**, const std::byte**> view = {};
   int64_t offset = 0, bytes = 0;  // in the arena
 };

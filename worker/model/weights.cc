@@ -3,7 +3,6 @@
 #include <xxhash.h>
 
 #include <atomic>
-#include <bit>
 #include <cstring>
 #include <map>
 #include <set>
@@ -11,9 +10,10 @@
 #include <string_view>
 #include <utility>
 
-#include "kernels/elementwise.h"
+#include "kernels/quantised.h"
 #include "proto/vocab/check.h"
 #include "worker/model/checkpoint.h"
+#include "worker/model/pack_place.h"
 #include "worker/model/weight_plan.h"
 
 namespace weft::worker {
@@ -55,8 +55,18 @@ uint64_t seal_of(const std::byte* arena, const WeightPlace& place) {
 
 // ---- what the checkpoint must hold ------------------------------------------------------------------
 
-// "model.layers.61.…" of a draft layer, or a rotary table that older exports left behind.
+// Scales of activations or of another cache's keys and values, beside quantised weights.
+bool is_other_scale(std::string_view name, const Quantisation& quantisation) {
+  const size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos || !quantisation.quantises(name.substr(0, dot))) return false;
+  const std::string_view last = name.substr(dot + 1);
+  return last == "input_scale" || last == "input_global_scale" || last == "k_scale" || last == "v_scale";
+}
+
+// "model.layers.61.…" of a draft layer, a rotary table that older exports left behind, or a scale of what is
+// not quantised here.
 bool may_be_ignored(std::string_view name, const ModelConfig& config) {
+  if (is_other_scale(name, config.quantisation)) return true;
   if (name.ends_with("rotary_emb.inv_freq")) return true;
   constexpr std::string_view kPrefix = "model.layers.";
   if (!name.starts_with(kPrefix)) return false;
@@ -88,40 +98,86 @@ bool same_bytes(const Tensor& a, const Tensor& b) {
          std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes)) == 0;
 }
 
-struct Found {
-  const WeightSource* source = nullptr;
-  const Checkpoint::Item* item = nullptr;
-};
+std::string place_of(const Checkpoint::Item& item, const WeightSource& source) {
+  return item.file + ": " + source.name;
+}
 
-Result<Found> find_source(const Checkpoint& checkpoint, const WeightPlace& place) {
-  const bool fused = !place.fused.name.empty() && checkpoint.find(place.fused.name) != nullptr;
-  const WeightSource& source = fused ? place.fused : place.source;
+// The tensor of a source, with the shape and one of the types that it should have.
+Result<const Checkpoint::Item*> find_tensor(const Checkpoint& checkpoint, const WeightSource& source) {
   const Checkpoint::Item* item = checkpoint.find(source.name);
   if (item == nullptr)
     return error(ErrorCode::kBadCheckpoint, "the checkpoint has no such tensor", source.name);
-  if (item->tensor->shape != source.shape) {
+  // A scalar may also be written as a vector of one.
+  const bool scalar = source.shape.empty() && item->tensor->shape == std::vector<int64_t>{1};
+  if (item->tensor->shape != source.shape && !scalar) {
     return error(ErrorCode::kBadCheckpoint,
                  "has shape " + shape_text(item->tensor->shape) + ", but config.json implies " +
                      shape_text(source.shape),
-                 item->file + ": " + source.name);
+                 place_of(*item, source));
   }
-  const TensorType type = item->tensor->type;
-  if (type != TensorType::kF32 && type != TensorType::kBF16 && type != TensorType::kF16) {
-    return error(ErrorCode::kUnsupported, "weights of type " + item->tensor->type_name + " are not served",
-                 item->file + ": " + source.name);
+  return item;
+}
+
+bool is_number(TensorType type) {
+  return type == TensorType::kF32 || type == TensorType::kBF16 || type == TensorType::kF16;
+}
+
+// Plain weights are numbers; quantised ones are codes, whose kinds of scales have types of their own.
+Result<void> check_type(const WeightPlace& place, const Checkpoint::Item& item, const WeightSource& source) {
+  const TensorType type = item.tensor->type;
+  const bool codes = place.coding != WeightCoding::kNone && &source == &place.source;
+  const bool small_scales = place.scales.size() == 2 && &source == place.scales.data();
+  if (codes || small_scales) {
+    const bool fp4 = codes && place.coding != WeightCoding::kFp8;
+    if (type == (fp4 ? TensorType::kU8 : TensorType::kE4M3)) return {};
+    return error(ErrorCode::kBadCheckpoint,
+                 "is " + item.tensor->type_name + ", but config.json says that its module is quantised (" +
+                     coding_name(place.coding) + ")",
+                 place_of(item, source));
   }
-  return Found{&source, item};
+  if (is_number(type)) return {};
+  if (type == TensorType::kE4M3 || type == TensorType::kU8) {
+    return error(
+        ErrorCode::kBadCheckpoint,
+        "is " + item.tensor->type_name + ", but config.json does not say that its module is quantised",
+        place_of(item, source));
+  }
+  return error(ErrorCode::kUnsupported, "weights of type " + item.tensor->type_name + " are not served",
+               place_of(item, source));
+}
+
+Result<FoundSource> find_source(const Checkpoint& checkpoint, const WeightPlace& place) {
+  const bool plain = place.coding == WeightCoding::kNone;
+  const bool fused = plain && !place.fused.name.empty() && checkpoint.find(place.fused.name) != nullptr;
+  FoundSource out{.source = fused ? &place.fused : &place.source};
+  // The type first: where config.json contradicts it, the shape would only confuse.
+  const Checkpoint::Item* item = checkpoint.find(out.source->name);
+  if (item != nullptr) TRY_VOID(check_type(place, *item, *out.source));
+  TRY(out.item, find_tensor(checkpoint, *out.source));
+  for (const WeightSource& scale : place.scales) {
+    TRY(const Checkpoint::Item* found, find_tensor(checkpoint, scale));
+    TRY_VOID(check_type(place, *found, scale));
+    out.scales.push_back(found);
+  }
+  if (place.scales.size() == 2 && out.source->shape[1] % (kernels::kFp4Block / 2) != 0) {
+    return error(ErrorCode::kBadCheckpoint,
+                 "has rows of " + std::to_string(out.source->shape[1] * 2) +
+                     " weights, but NVFP4 comes in groups of 16",
+                 place_of(*out.item, *out.source));
+  }
+  return out;
 }
 
 // Every place's source, after checking that the checkpoint holds these tensors and no others.
-Result<std::vector<Found>> account(const Checkpoint& checkpoint, const WeightPlan& plan,
-                                   const ModelConfig& config) {
-  std::vector<Found> sources;
+Result<std::vector<FoundSource>> account(const Checkpoint& checkpoint, const WeightPlan& plan,
+                                         const ModelConfig& config) {
+  std::vector<FoundSource> sources;
   std::set<std::string_view> used;
   for (const WeightPlace& place : plan.places) {
-    TRY(const Found found, find_source(checkpoint, place));
+    TRY(const FoundSource found, find_source(checkpoint, place));
     sources.push_back(found);
     used.insert(found.source->name);
+    for (const WeightSource& scale : place.scales) used.insert(scale.name);
   }
   std::string names;
   size_t count = 0;
@@ -137,91 +193,6 @@ Result<std::vector<Found>> account(const Checkpoint& checkpoint, const WeightPla
                  "unexpected tensors");
   }
   return sources;
-}
-
-// ---- packing ----------------------------------------------------------------------------------------
-
-float widen_half(uint16_t half) {
-  const auto sign = static_cast<uint32_t>(half & 0x8000u) << 16;
-  const uint32_t exponent = (half >> 10) & 0x1fu;
-  const uint32_t fraction = half & 0x3ffu;
-  if (exponent == 0) {  // zero and subnormals: fraction · 2⁻²⁴, exact in float32
-    const float value = static_cast<float>(fraction) * 0x1p-24f;
-    return sign != 0 ? -value : value;
-  }
-  const uint32_t wide = exponent == 31 ? 0xffu : exponent + 112;
-  return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
-}
-
-// The elements [first, first + count) of a tensor as kernels can read them: aligned, float32 or bf16. Points
-// into the mapping where that will do.
-struct Elements {
-  DType dtype = DType::kF32;
-  const void* data = nullptr;
-  std::vector<float> widened;
-  std::vector<std::byte> aligned;
-};
-
-Elements elements_of(const Tensor& tensor, int64_t first, int64_t count) {
-  Elements out;
-  const auto size = static_cast<size_t>(count);
-  if (tensor.type == TensorType::kF16) {
-    out.widened.resize(size);
-    const std::byte* at = tensor.data + first * 2;
-    for (size_t i = 0; i < size; ++i) {
-      uint16_t half = 0;
-      std::memcpy(&half, at + 2 * i, sizeof half);
-      out.widened[i] = widen_half(half);
-    }
-    out.data = out.widened.data();
-    return out;
-  }
-  out.dtype = tensor.type == TensorType::kBF16 ? DType::kBF16 : DType::kF32;
-  const size_t width = dtype_bytes(out.dtype);
-  const std::byte* at = tensor.data + static_cast<size_t>(first) * width;
-  out.data = at;
-  if (reinterpret_cast<uintptr_t>(at) % width != 0) {
-    out.aligned.assign(at, at + size * width);
-    out.data = out.aligned.data();
-  }
-  return out;
-}
-
-void pack_place(const WeightPlace& place, const Found& found, std::byte* out) {
-  const WeightSource& source = *found.source;
-  // The span of elements that the place reads.
-  const int64_t rows = place.form == WeightForm::kVector ? 1 : place.outputs;
-  const int64_t last = (place.groups - 1) * source.group_stride + (rows - 1) * source.output_stride +
-                       (place.k - 1) * source.k_stride;
-  const Elements elements = elements_of(*found.item->tensor, source.offset, last + 1);
-  if (place.form == WeightForm::kPacked) {
-    const kernels::PackSource from{.dtype = elements.dtype,
-                                   .data = elements.data,
-                                   .group_stride = source.group_stride,
-                                   .output_stride = source.output_stride,
-                                   .k_stride = source.k_stride};
-    kernels::pack_matrix(place.dtype, place.groups, place.outputs, place.k, from, out, 0, place.groups);
-    return;
-  }
-  const int64_t count = rows * place.k;
-  if (elements.dtype == place.dtype) {
-    std::memcpy(out, elements.data, static_cast<size_t>(place.bytes));
-  } else if (place.dtype == DType::kF32) {
-    kernels::convert_to_f32(elements.data, elements.dtype, count, reinterpret_cast<float*>(out));
-  } else {
-    kernels::convert(static_cast<const float*>(elements.data), count, place.dtype, out);
-  }
-}
-
-// One bad value poisons whatever it touches, and often without a trace: a comparison with NaN is false, so a
-// router or an indexer would go on choosing. Looks at what was packed, where also a value that its dtype
-// cannot hold shows. Padding is zero.
-Result<void> check_finite(const WeightPlace& place, const Found& found, const std::byte* packed) {
-  const auto values = place.bytes / static_cast<int64_t>(dtype_bytes(place.dtype));
-  if (kernels::all_finite(place.dtype, packed, values)) return {};
-  return error(ErrorCode::kBadCheckpoint,
-               std::string("holds a value that is NaN, infinite or beyond ") + dtype_name(place.dtype),
-               found.item->file + ": " + found.source->name);
 }
 
 void check_arena(const std::byte* arena, int64_t arena_bytes, const WeightPlan& plan) {
@@ -249,7 +220,7 @@ Result<LoadCounts> load_weights(const std::string& folder, const ModelConfig& co
   const WeightPlan plan = plan_weights(config, dtype, unused);
   check_arena(arena, arena_bytes, plan);
   TRY(const Checkpoint checkpoint, Checkpoint::open(folder));
-  TRY(const std::vector<Found> sources, account(checkpoint, plan, config));
+  TRY(const std::vector<FoundSource> sources, account(checkpoint, plan, config));
   Directory directory(arena);
   if (!directory.claim(plan)) return other_model();
 
@@ -265,8 +236,7 @@ Result<LoadCounts> load_weights(const std::string& folder, const ModelConfig& co
     const uint64_t sealed = directory.seal(i);
     if (sealed == 0 || sealed != seal_of(arena, place)) {
       directory.set_seal(i, 0);
-      pack_place(place, sources[i], arena + place.offset);
-      TRY_VOID(check_finite(place, sources[i], arena + place.offset));
+      TRY_VOID(pack_place(place, sources[i], arena + place.offset));
       directory.set_seal(i, seal_of(arena, place));
       ++counts.tensors_packed;
     }
@@ -295,7 +265,8 @@ Result<ModelWeights> view_weights(const ModelConfig& config, DType dtype, const 
                   .groups = place.groups,
                   .group_outputs = place.outputs,
                   .k = place.k,
-                  .data = data};
+                  .data = data,
+                  .format = place.format};
     } else if (auto* const* vector = std::get_if<const float**>(&place.view)) {
       **vector = reinterpret_cast<const float*>(data);
     } else {

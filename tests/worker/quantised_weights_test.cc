@@ -1,0 +1,416 @@
+// Goal: weights that a checkpoint holds quantised stay so, each at its place, in every coding; a checkpoint
+// that contradicts itself or config.json is refused in one sentence. Method: the quantised golden
+// checkpoints; every quantised matrix times the unit vectors gives its weights, which are compared with code
+// · scale read here from the raw tensors; one defect at a time.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "kernels/bf16.h"
+#include "kernels/fp8.h"
+#include "kernels/quantised.h"
+#include "tests/worker/checkpoint_files.h"
+#include "worker/model/weight_plan.h"
+
+namespace weft::worker {
+namespace {
+
+using nlohmann::json;
+using test::golden_folder;
+using test::RawTensor;
+using test::RawTensors;
+using test::TempFolder;
+using ::testing::HasSubstr;
+
+const char* const kGoldens[] = {"glm_moe_dsa_fp8", "qwen3_moe_nvfp4", "llama_nvfp4"};
+
+// A fresh arena and what was loaded into it.
+struct Loaded {
+  explicit Loaded(const std::string& folder, DType dtype, int ranks = 1)
+      : config(read_model_config(folder).value()), plan(plan_weights(config, dtype, weights)) {
+    arena.resize(static_cast<size_t>(plan.arena_bytes) + kWeightAlignment);
+    const size_t misplaced = reinterpret_cast<uintptr_t>(arena.data()) % kWeightAlignment;
+    at = arena.data() + (kWeightAlignment - misplaced) % kWeightAlignment;
+    for (int rank = 0; rank < ranks && failure.code == ErrorCode::kOk; ++rank) {
+      const auto counts = load_weights(folder, config, dtype, at, plan.arena_bytes, rank, ranks, {});
+      failure = counts.has_value() ? error(ErrorCode::kOk, "") : counts.error();
+    }
+    if (failure.code != ErrorCode::kOk) return;
+    view = view_weights(config, dtype, at, plan.arena_bytes).value();
+  }
+
+  ModelConfig config;
+  ModelWeights weights, view;
+  WeightPlan plan;
+  std::vector<std::byte> arena;
+  std::byte* at = nullptr;
+  Error failure = error(ErrorCode::kOk, "");
+};
+
+float float_at(const RawTensor& tensor, size_t index) {
+  float out = 0;
+  std::memcpy(&out, tensor.bytes.data() + index * 4, 4);
+  return out;
+}
+uint8_t byte_at(const RawTensor& tensor, int64_t index) {
+  return static_cast<uint8_t>(tensor.bytes[static_cast<size_t>(index)]);
+}
+
+// What the tensors of a place say of weight (output, k), output counted over all groups.
+float stored_weight(const RawTensors& tensors, const WeightPlace& place, int64_t output, int64_t i) {
+  const RawTensor& codes = tensors.at(place.source.name);
+  const int64_t k = place.k;
+  if (place.coding == WeightCoding::kFp8) {
+    const auto scale = static_cast<size_t>(output / 128 * ((k + 127) / 128) + i / 128);
+    return kernels::e4m3_to_f32(byte_at(codes, output * k + i)) *
+           float_at(tensors.at(place.scales[0].name), scale);
+  }
+  const auto pair = byte_at(codes, (output * k + i) / 2);
+  const float code = kernels::e2m1_to_f32(static_cast<uint8_t>(i % 2 == 0 ? pair : pair >> 4));
+  const float small = kernels::e4m3_to_f32(byte_at(tensors.at(place.scales[0].name), (output * k + i) / 16));
+  const float whole = float_at(tensors.at(place.scales[1].name), 0);
+  return code * small * (place.coding == WeightCoding::kNvfp4Modelopt ? whole : 1 / whole);
+}
+
+// All weights of a packed matrix, as products with unit vectors: [k][outputs of all groups].
+std::vector<float> multiplied_out(const kernels::PackedMatrix& matrix) {
+  const int64_t k = matrix.k, outputs = matrix.groups * matrix.group_outputs;
+  std::vector<float> unit(static_cast<size_t>(k * k)), y(static_cast<size_t>(k * outputs));
+  for (int64_t i = 0; i < k; ++i) unit[static_cast<size_t>(i * k + i)] = 1;
+  std::vector<std::byte> x(unit.size() * 4);
+  kernels::convert(unit.data(), k * k, matrix.dtype, x.data());
+  kernels::Gemm p;
+  p.weights = matrix;
+  p.group_end = matrix.groups;
+  p.rows = k;
+  p.x = x.data();
+  p.x_stride = k;
+  p.y = y.data();
+  p.y_stride = outputs;
+  kernels::gemm(p, kernels::serial());
+  return y;
+}
+
+kernels::PackedMatrix matrix_of(const Loaded& loaded, const WeightPlace& place) {
+  return {place.dtype, place.groups, place.outputs, place.k, loaded.at + place.offset, place.format};
+}
+
+TEST(QuantisedWeights, EveryWeightIsItsCodeTimesItsScale) {
+  for (const char* name : kGoldens) {
+    const RawTensors tensors = test::read_weights(golden_folder(name));
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      SCOPED_TRACE(std::string(name) + " " + dtype_name(dtype));
+      const Loaded loaded(golden_folder(name), dtype);
+      ASSERT_EQ(loaded.failure.code, ErrorCode::kOk) << loaded.failure.text();
+      int quantised = 0;
+      for (const WeightPlace& place : loaded.plan.places) {
+        if (place.format == kernels::PanelFormat::kDense) continue;
+        ++quantised;
+        const std::vector<float> got = multiplied_out(matrix_of(loaded, place));
+        const int64_t outputs = place.groups * place.outputs;
+        int64_t wrong = 0;
+        for (int64_t o = 0; o < outputs; ++o) {
+          for (int64_t i = 0; i < place.k; ++i) {
+            wrong += got[static_cast<size_t>(i * outputs + o)] != stored_weight(tensors, place, o, i) ? 1 : 0;
+          }
+        }
+        EXPECT_EQ(wrong, 0) << place.source.name;
+        EXPECT_EQ(place.bytes, static_cast<int64_t>(kernels::packed_bytes(dtype, place.groups, place.outputs,
+                                                                          place.k, place.format)));
+      }
+      EXPECT_GE(quantised, 11);
+    }
+  }
+}
+
+// kv_b_proj is used by head and transposed: dequantised, rounded once to the dtype.
+TEST(QuantisedWeights, TheAbsorbedMatricesAreDequantised) {
+  const std::string folder = golden_folder("glm_moe_dsa_fp8");
+  const RawTensors tensors = test::read_weights(folder);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Loaded loaded(folder, dtype);
+    const ModelConfig& c = loaded.config;
+    int seen = 0;
+    for (const WeightPlace& place : loaded.plan.places) {
+      if (place.source.name != "model.layers.1.self_attn.kv_b_proj.weight") continue;
+      EXPECT_EQ(place.format, kernels::PanelFormat::kDense);
+      WeightPlace stored = place;
+      stored.k = c.latent;
+      const std::vector<float> got = multiplied_out(matrix_of(loaded, place));
+      const int64_t outputs = place.groups * place.outputs;
+      for (int64_t head = 0; head < place.groups; ++head) {
+        for (int64_t o = 0; o < place.outputs; ++o) {
+          for (int64_t i = 0; i < place.k; ++i) {
+            const int64_t first = head * (c.nope + c.value);
+            const bool up = place.source.k_stride == 1;  // W_UV: rows behind the nope rows
+            float want = up ? stored_weight(tensors, stored, first + c.nope + o, i)
+                            : stored_weight(tensors, stored, first + i, o);
+            if (dtype == DType::kBF16) want = kernels::bf16_to_f32(kernels::f32_to_bf16(want));
+            ASSERT_EQ(got[static_cast<size_t>(i * outputs + head * place.outputs + o)], want)
+                << up << " head " << head << " output " << o << " k " << i;
+          }
+        }
+      }
+      ++seen;
+    }
+    EXPECT_EQ(seen, 2);
+  }
+}
+
+TEST(QuantisedWeights, TakeTheirOwnRoomOnly) {
+  // The same matrix in each form: 8 bits and 4 bits a weight, and scales.
+  const auto bytes = [](const char* golden, const char* tensor) {
+    const Loaded loaded(golden_folder(golden), DType::kBF16);
+    for (const WeightPlace& place : loaded.plan.places) {
+      if (place.source.name == tensor) return place.bytes;
+    }
+    return int64_t{-1};
+  };
+  // [200, 144]: 13 panels of two blocks, 128 and 16 k.
+  EXPECT_EQ(bytes("glm_moe_dsa_fp8", "model.layers.0.mlp.gate_proj.weight"), 13 * (2 * 64 + 144 * 16));
+  // [208, 96]: 13 panels; 96 k in two records of 64.
+  EXPECT_EQ(bytes("llama_nvfp4", "model.layers.0.mlp.gate_proj.weight_packed"), 13 * (64 + 2 * (64 + 512)));
+}
+
+TEST(QuantisedWeights, RanksShareTheWork) {
+  for (const char* name : kGoldens) {
+    const Loaded one(golden_folder(name), DType::kBF16), three(golden_folder(name), DType::kBF16, 3);
+    EXPECT_EQ(std::memcmp(one.at, three.at, static_cast<size_t>(one.plan.arena_bytes)), 0) << name;
+  }
+}
+
+// What config.json leaves out stays plain: by name, by '*' and by expression.
+TEST(QuantisedWeights, ModulesLeftOut) {
+  const auto quantises = [](const char* golden, const char* module) {
+    return read_model_config(golden_folder(golden)).value().quantisation.quantises(module);
+  };
+  EXPECT_FALSE(quantises("glm_moe_dsa_fp8", "model.layers.1.self_attn.q_a_proj"));
+  EXPECT_TRUE(quantises("glm_moe_dsa_fp8", "model.layers.0.self_attn.q_a_proj"));
+  EXPECT_FALSE(quantises("qwen3_moe_nvfp4", "model.layers.2.self_attn.o_proj"));
+  EXPECT_TRUE(quantises("qwen3_moe_nvfp4", "model.layers.2.mlp.experts.0.gate_proj"));
+  EXPECT_FALSE(quantises("llama_nvfp4", "model.layers.1.self_attn.k_proj"));
+  EXPECT_TRUE(quantises("llama_nvfp4", "model.layers.1.self_attn.v_proj"));
+  EXPECT_FALSE(quantises("llama", "model.layers.1.self_attn.v_proj"));
+}
+
+TEST(ModuleNames, WholePartsOnly) {
+  ModuleNames names;
+  for (const char* entry :
+       {"lm_head", "mlp.gate", "model.layers.6", "model.layers.*.mlp.shared*", "re:.*x_proj$"}) {
+    ASSERT_TRUE(names.add(entry).has_value());
+  }
+  for (const char* module :
+       {"lm_head", "model.lm_head", "model.layers.3.mlp.gate", "model.layers.6.mlp.up_proj",
+        "model.layers.12.mlp.shared_experts.up_proj", "a.x_proj"}) {
+    EXPECT_TRUE(names.match(module)) << module;
+  }
+  for (const char* module : {"model.layers.61.mlp.up_proj", "model.layers.3.mlp.gate_proj", "lm_header",
+                             "head", "model.layers.3.mlp.experts.0.up_proj", "a.x_proj.b", ""}) {
+    EXPECT_FALSE(names.match(module)) << module;
+  }
+  EXPECT_EQ(ModuleNames().add("re:(").error().code, ErrorCode::kBadCheckpoint);
+  // An expression that would run for ever gives up.
+  ASSERT_TRUE(names.add("re:(a+)+b").has_value());
+  EXPECT_FALSE(names.match(std::string(200, 'a')));
+}
+
+// ---- config.json
+// ----------------------------------------------------------------------------------------------
+
+Result<ModelConfig> read_with(const char* golden, const char* path, const json& value) {
+  json config = json::parse(test::read_file(golden_folder(golden) + "/config.json"));
+  config[json::json_pointer(std::string("/quantization_config") + path)] = value;
+  const TempFolder folder;
+  test::write_file(folder.file("config.json"), config.dump());
+  return read_model_config(folder.path());
+}
+
+void expect_unsupported(const char* golden, const char* path, const json& value, const char* why) {
+  const auto config = read_with(golden, path, value);
+  ASSERT_FALSE(config.has_value()) << path << " " << value;
+  EXPECT_EQ(config.error().code, ErrorCode::kUnsupported) << config.error().text();
+  EXPECT_THAT(config.error().text(), HasSubstr("config.json: quantization_config."));
+  EXPECT_THAT(config.error().message, HasSubstr(why));
+}
+
+TEST(QuantisationConfig, WhatIsNotServed) {
+  for (const char* method : {"awq", "gptq", "bitsandbytes", "mxfp4", ""}) {
+    expect_unsupported(
+        "glm_moe_dsa_fp8", "/quant_method", method,
+        "is not served, only fp8 (e4m3, blocks of 128 × 128), modelopt and compressed-tensors (NVFP4)");
+  }
+  expect_unsupported("glm_moe_dsa_fp8", "/fmt", "e5m2", "'e5m2' is not served, only e4m3");
+  expect_unsupported("glm_moe_dsa_fp8", "/weight_block_size", {64, 128}, "only blocks of [128, 128]");
+  expect_unsupported("glm_moe_dsa_fp8", "/weight_block_size", nullptr, "only blocks of [128, 128]");
+  expect_unsupported("qwen3_moe_nvfp4", "/quant_algo", "FP8", "'FP8' is not served, only NVFP4");
+  expect_unsupported("qwen3_moe_nvfp4", "/group_size", 32, "only groups of 16");
+  expect_unsupported("llama_nvfp4", "/format", "pack-quantized", "only nvfp4-pack-quantized");
+  expect_unsupported("llama_nvfp4", "/config_groups/group_0/weights/num_bits", 8,
+                     "only symmetric floats of 4 bits");
+  expect_unsupported("llama_nvfp4", "/config_groups/group_1", json::object(), "only one group");
+}
+
+TEST(QuantisationConfig, BadFields) {
+  const auto refused = [](const char* golden, const char* path, const json& value, const char* field) {
+    const auto config = read_with(golden, path, value);
+    ASSERT_FALSE(config.has_value()) << path << " " << value;
+    EXPECT_EQ(config.error().code, ErrorCode::kBadCheckpoint) << config.error().text();
+    EXPECT_THAT(config.error().field, HasSubstr(field));
+  };
+  refused("glm_moe_dsa_fp8", "", 4, "quantization_config");
+  refused("glm_moe_dsa_fp8", "/quant_method", nullptr, "quant_method");
+  refused("glm_moe_dsa_fp8", "/modules_to_not_convert", {1}, "modules_to_not_convert");
+  refused("llama_nvfp4", "/ignore", {"re:("}, "ignore");
+  refused("llama_nvfp4", "/config_groups/group_0/weights", nullptr, "weights");
+}
+
+// Only the modules that the group names.
+TEST(QuantisationConfig, Targets) {
+  const auto config = read_with("llama_nvfp4", "/config_groups/group_0/targets", {"re:.*mlp.*"});
+  ASSERT_TRUE(config.has_value()) << config.error().text();
+  EXPECT_TRUE(config->quantisation.quantises("model.layers.0.mlp.up_proj"));
+  EXPECT_FALSE(config->quantisation.quantises("model.layers.0.self_attn.v_proj"));
+}
+
+// Where config.json is silent, modelopt's own file speaks.
+TEST(QuantisationConfig, ModeloptsFile) {
+  json config = json::parse(test::read_file(golden_folder("qwen3_moe_nvfp4") + "/config.json"));
+  config.erase("quantization_config");
+  const TempFolder folder;
+  test::write_file(folder.file("config.json"), config.dump());
+  test::write_file(
+      folder.file("hf_quant_config.json"),
+      R"({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16,
+                       "kv_cache_quant_algo": null, "exclude_modules": ["lm_head", "*self_attn*"]}})");
+  const auto read = read_model_config(folder.path());
+  ASSERT_TRUE(read.has_value()) << read.error().text();
+  EXPECT_EQ(read->quantisation.coding, WeightCoding::kNvfp4Modelopt);
+  EXPECT_FALSE(read->quantisation.quantises("model.layers.0.self_attn.q_proj"));
+  EXPECT_TRUE(read->quantisation.quantises("model.layers.0.mlp.experts.1.up_proj"));
+  test::write_file(folder.file("hf_quant_config.json"), R"({"quantization": {"quant_algo": "W4A8_AWQ"}})");
+  EXPECT_EQ(read_model_config(folder.path()).error().field, "hf_quant_config.json: quantization.quant_algo");
+}
+
+// ---- tensors
+// --------------------------------------------------------------------------------------------------
+
+class Defect : public ::testing::Test {
+ protected:
+  void use(const char* golden) {
+    from_ = golden_folder(golden);
+    tensors_ = test::read_weights(from_);
+  }
+  Error load() {
+    const TempFolder folder;
+    test::write_checkpoint(folder, from_, tensors_);
+    return Loaded(folder.path(), DType::kF32).failure;
+  }
+  void refused(const std::string& field, const char* why, ErrorCode code = ErrorCode::kBadCheckpoint) {
+    const Error failure = load();
+    EXPECT_EQ(failure.code, code) << failure.text();
+    EXPECT_THAT(failure.field, HasSubstr(field));
+    EXPECT_THAT(failure.message, HasSubstr(why));
+    tensors_ = test::read_weights(from_);
+  }
+  void put_float(const std::string& name, float value) {
+    std::memcpy(tensors_.at(name).bytes.data() + tensors_.at(name).bytes.size() - 4, &value, 4);
+  }
+
+  std::string from_;
+  RawTensors tensors_;
+};
+
+TEST_F(Defect, ScalesOfBlocks) {
+  use("glm_moe_dsa_fp8");
+  EXPECT_EQ(load().code, ErrorCode::kOk);
+  const std::string weight = "model.layers.0.mlp.up_proj.weight", scale = weight + "_scale_inv";
+  tensors_.erase(scale);
+  refused(scale, "no such tensor");
+  tensors_["model.layers.1.self_attn.q_a_proj.weight_scale_inv"] = tensors_.at(scale);
+  refused("unexpected tensors", "model.layers.1.self_attn.q_a_proj.weight_scale_inv");
+  tensors_.at(scale) = test::f32_tensor({1, 1}, {1});
+  refused(scale, "has shape [1, 1], but config.json implies [2, 2]");
+  tensors_.at(scale).type = "I32";
+  refused(scale, "weights of type I32 are not served", ErrorCode::kUnsupported);
+  for (const float bad : {NAN, INFINITY}) {
+    put_float(scale, bad);
+    refused(scale, "holds a scale that is NaN, infinite");
+  }
+  put_float(scale, 1e38f);
+  refused(weight, "NaN or, with its scale, infinite");
+  tensors_.at(weight).bytes.back() = '\x7f';
+  refused(weight, "NaN or, with its scale, infinite");
+  tensors_.at("model.layers.0.self_attn.kv_b_proj.weight").bytes[77] = '\xff';
+  refused("kv_b_proj.weight", "NaN or, with its scale, infinite");
+}
+
+TEST_F(Defect, TypesThatContradictConfig) {
+  use("glm_moe_dsa_fp8");
+  const std::string plain = "model.layers.1.self_attn.q_a_proj.weight";
+  tensors_.at(plain) = {"F8_E4M3", {136, 144}, std::string(136 * 144, '\0')};
+  refused(plain, "is F8_E4M3, but config.json does not say that its module is quantised");
+  const std::string weight = "model.layers.0.self_attn.q_a_proj.weight";
+  tensors_.at(weight) = test::f32_tensor({136, 144}, std::vector<float>(136 * 144));
+  refused(weight, "is F32, but config.json says that its module is quantised (fp8)");
+  use("qwen3_moe_nvfp4");
+  const std::string codes = "model.layers.0.self_attn.q_proj.weight";
+  tensors_.at(codes) = test::f32_tensor({128, 80}, std::vector<float>(128 * 80));
+  refused(codes, "is F32, but config.json says that its module is quantised (nvfp4)");
+}
+
+TEST_F(Defect, ScalesOfGroups) {
+  use("qwen3_moe_nvfp4");
+  EXPECT_EQ(load().code, ErrorCode::kOk);
+  const std::string module = "model.layers.0.mlp.experts.3.down_proj.";
+  tensors_.erase(module + "weight_scale");
+  refused(module + "weight_scale", "no such tensor");
+  tensors_.erase(module + "weight_scale_2");
+  refused(module + "weight_scale_2", "no such tensor");
+  tensors_.at(module + "weight_scale").shape = {40, 6};
+  refused(module + "weight_scale", "has shape [40, 6], but config.json implies [80, 3]");
+  tensors_.at(module + "weight_scale").bytes[5] = '\x7f';
+  refused(module + "weight_scale", "holds a scale that is NaN");
+  put_float(module + "weight_scale_2", NAN);
+  refused(module + "weight_scale_2", "holds a scale that is NaN");
+  tensors_["model.layers.2.self_attn.o_proj.weight_scale"] = tensors_.at(module + "weight_scale");
+  refused("unexpected tensors", "model.layers.2.self_attn.o_proj.weight_scale");
+  // Scales of activations and of cached keys and values are passed over, or may be missing.
+  tensors_.erase(module + "input_scale");
+  tensors_["model.layers.0.self_attn.k_proj.k_scale"] = test::f32_tensor({1}, {1});
+  EXPECT_EQ(load().code, ErrorCode::kOk);
+
+  use("llama_nvfp4");
+  const std::string whole = "model.layers.0.mlp.up_proj.weight_global_scale";
+  put_float(whole, 0);
+  refused(whole, "as a divisor, zero");
+  tensors_.erase(whole);
+  refused(whole, "no such tensor");
+}
+
+// Released checkpoints also write the scales of blocks as BF16.
+TEST_F(Defect, ScalesOfBlocksMayBeBf16) {
+  use("glm_moe_dsa_fp8");
+  RawTensors rounded = tensors_;
+  for (auto& [name, tensor] : tensors_) {
+    if (!name.ends_with("_scale_inv")) continue;
+    RawTensor narrow{"BF16", tensor.shape, {}};
+    for (size_t i = 0; i < tensor.bytes.size(); i += 4) {
+      narrow.bytes += tensor.bytes.substr(i + 2, 2);
+      rounded.at(name).bytes.replace(i, 2, 2, '\0');
+    }
+    tensor = narrow;
+  }
+  const TempFolder narrow_folder, wide_folder;
+  test::write_checkpoint(narrow_folder, from_, tensors_);
+  test::write_checkpoint(wide_folder, from_, rounded);
+  const Loaded narrow(narrow_folder.path(), DType::kBF16), wide(wide_folder.path(), DType::kBF16);
+  ASSERT_EQ(narrow.failure.code, ErrorCode::kOk) << narrow.failure.text();
+  EXPECT_EQ(std::memcmp(narrow.at, wide.at, static_cast<size_t>(wide.plan.arena_bytes)), 0);
+}
+
+}  // namespace
+}  // namespace weft::worker
