@@ -112,7 +112,8 @@ wire::ControlReply ControlService::status() const {
   status->set_weight_dtype(weights ? dtype_name(*weights) : "");
   status->set_experts(view.options->split_experts ? "split" : "whole");
   status->set_weight_format(model.weight_format());
-  status->set_cache_dtype(dtype_name(view.options->cache_dtype));
+  status->set_cache_dtype(cache_dtype_name(view.options->cache.entries));
+  if (model.index_layers() > 0) status->set_index_cache(view.options->cache.index_name());
   status->set_instruction_set(model.instruction_set());
   status->set_worker_restarts(view.fleet->restarts());
   status->set_state_folder(view.options->state_folder);

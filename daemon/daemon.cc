@@ -119,7 +119,8 @@ void Daemon::write_configuration() {
                                     {"max_context", std::to_string(options_.max_context)},
                                     {"max_step_rows", std::to_string(options_.max_step_rows)},
                                     {"experts", options_.split_experts ? "split" : "whole"},
-                                    {"cache_dtype", dtype_name(options_.cache_dtype)},
+                                    {"cache_dtype", cache_dtype_name(options_.cache.entries)},
+                                    {"index_cache", options_.cache.index_name()},
                                     {"client_endpoint", client_endpoint_->address()},
                                     {"control_socket", options_.control_socket},
                                     {"version", kVersion}}));

@@ -23,11 +23,13 @@ namespace {
 
 // What the command line says, before it is checked.
 struct RawOptions {
-  std::string devices, weight_dtype = "stored", cache_dtype = "f32", experts = "whole", prefill, decode,
-                       index, log_level = "info", output = "table", speculative = "off";
+  std::string devices, weight_dtype = "stored", cache_dtype = "f32", index_cache_dtype, experts = "whole",
+                       index_scales = "ue8m0", prefill, decode, index, log_level = "info", output = "table",
+                       speculative = "off";
   double hang_seconds = 30, heartbeat_seconds = 10, stall_seconds = 60;
   int threads = 0;
   bool list_devices = false;
+  bool index_hadamard = false;
 };
 
 void declare(CLI::App& app, Options& options, RawOptions& raw) {
@@ -92,8 +94,25 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->type_name("MODE")
       ->check(one_of({"whole", "split"}))
       ->capture_default_str();
-  app.add_option("--cache-dtype", raw.cache_dtype, "f32 or bf16")
+  app.add_option(
+         "--cache-dtype", raw.cache_dtype,
+         "how tokens are cached: f32, bf16, fp8_ds_mla (latent entries: scaled FP8, the rotary part bf16) "
+         "or fp8 (K and V: scaled; latent entries: not scaled)")
       ->type_name("TYPE")
+      ->capture_default_str()
+      ->group(memory);
+  app.add_option(
+         "--index-cache-dtype", raw.index_cache_dtype,
+         "how index keys are cached: f32, bf16 or fp8 (default: as --cache-dtype; fp8 with fp8_ds_mla)")
+      ->type_name("TYPE")
+      ->group(memory);
+  app.add_flag("--index-hadamard", raw.index_hadamard,
+               "index queries and keys go through a Hadamard transform before they are rounded")
+      ->group(memory);
+  app.add_option("--index-scales", raw.index_scales,
+                 "scales of FP8 index keys and queries; ue8m0 are powers of two")
+      ->type_name("FORM")
+      ->check(command_line::one_of({"ue8m0", "f32"}))
       ->capture_default_str()
       ->group(memory);
 
@@ -251,6 +270,41 @@ std::optional<DType> parse_dtype(const std::string& text) {
   return std::nullopt;
 }
 
+std::optional<CacheDType> parse_cache_dtype(const std::string& text) {
+  for (const CacheDType type : kAllCacheDTypes) {
+    if (text == cache_dtype_name(type)) return type;
+  }
+  return std::nullopt;
+}
+
+Result<void> check_cache(const RawOptions& raw, Options& options) {
+  const auto entries = parse_cache_dtype(raw.cache_dtype);
+  if (!entries) {
+    return bad_option("cache-dtype", "must be f32, bf16, fp8_ds_mla or fp8, not '" + raw.cache_dtype + "'");
+  }
+  options.cache = *entries;
+  if (!raw.index_cache_dtype.empty()) {
+    const auto keys = parse_cache_dtype(raw.index_cache_dtype);
+    if (!keys || *keys == CacheDType::kFp8DsMla) {
+      return bad_option("index-cache-dtype", "must be f32, bf16 or fp8, not '" + raw.index_cache_dtype + "'");
+    }
+    options.cache.index_keys = *keys;
+    options.index_cache_option = "index-cache-dtype";
+  }
+  if (raw.index_hadamard) options.index_cache_option = "index-hadamard";
+  options.cache.index_hadamard = raw.index_hadamard;
+  options.cache.index_float_scales = raw.index_scales == "f32";
+  if (options.cache.index_float_scales) {
+    options.index_cache_option = "index-scales";
+    if (options.cache.index_keys != CacheDType::kFp8) {
+      return bad_option("index-scales", std::string("index keys are stored as ") +
+                                            cache_dtype_name(options.cache.index_keys) +
+                                            ", which has no scales");
+    }
+  }
+  return {};
+}
+
 Result<void> check_memory(const RawOptions& raw, Options& options) {
   if (options.block_tokens < 8 || options.block_tokens > 256 ||
       !std::has_single_bit(static_cast<uint64_t>(options.block_tokens))) {
@@ -264,9 +318,7 @@ Result<void> check_memory(const RawOptions& raw, Options& options) {
   if (options.pool_tokens > int64_t{1} << 32) return bad_option("pool-tokens", "must be at most 2^32");
   if (options.max_context > int64_t{1} << 30) return bad_option("max-context", "must be at most 2^30");
 
-  const auto cache_dtype = parse_dtype(raw.cache_dtype);
-  if (!cache_dtype) return bad_option("cache-dtype", "must be f32 or bf16, not '" + raw.cache_dtype + "'");
-  options.cache_dtype = *cache_dtype;
+  TRY_VOID(check_cache(raw, options));
   options.split_experts = raw.experts == "split";
   options.weight_dtype = parse_dtype(raw.weight_dtype);
   if (!options.weight_dtype && raw.weight_dtype != "stored") {

@@ -12,6 +12,7 @@
 #include "controlplane/event.h"
 #include "daemon/event_log.h"
 #include "daemon/list_devices.h"
+#include "proto/vocab/cache_format.h"
 #include "proto/vocab/clock.h"
 #include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
@@ -44,7 +45,8 @@ struct Options {
   int64_t max_running = 64;
   int64_t max_waiting = 1024;
   std::optional<DType> weight_dtype;  // empty: as stored
-  DType cache_dtype = DType::kF32;
+  CacheFormat cache;
+  const char* index_cache_option = nullptr;  // one that was given and needs a model with an indexer
   bool split_experts = false;
   // Empty: what the journal remembers, else zigzag, tp, copied.
   std::optional<kv::Split> prefill;

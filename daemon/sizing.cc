@@ -63,6 +63,9 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
     return bad_option("max-context", std::to_string(options.max_context) + " is beyond the model's own " +
                                          std::to_string(model_context));
   }
+  if (options.index_cache_option != nullptr && model.index_layers() == 0) {
+    return bad_option(options.index_cache_option, model.model_type() + " has no indexer");
+  }
   controlplane::Limits& limits = sizing.limits;
   limits.rank_count = options.workers;
   limits.geometry = geometry_of(options, model);
@@ -98,8 +101,8 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   sizing.model.max_context = limits.max_context;
   sizing.model.speculation = options.speculation;
   sizing.model.eos_tokens.assign(model.eos_tokens().begin(), model.eos_tokens().end());
-  sizing.cache_format =
-      std::string(dtype_name(options.cache_dtype)) + "/" + std::to_string(options.block_tokens);
+  sizing.cache_format = std::string(cache_dtype_name(options.cache.entries)) + "/" +
+                        options.cache.index_name() + "/" + std::to_string(options.block_tokens);
   return sizing;
 }
 

@@ -227,7 +227,10 @@ wire::ToWorker WorkerFleet::describe(int rank) const {
   describe->set_rank_count(static_cast<uint32_t>(options_.workers));
   describe->set_model_path(options_.model_folder);
   if (options_.weight_dtype) describe->set_weight_dtype(to_wire(*options_.weight_dtype));
-  describe->set_cache_dtype(to_wire(options_.cache_dtype));
+  describe->set_cache_dtype(to_wire(options_.cache.entries));
+  describe->set_index_cache_dtype(to_wire(options_.cache.index_keys));
+  describe->set_index_hadamard(options_.cache.index_hadamard);
+  describe->set_index_float_scales(options_.cache.index_float_scales);
   describe->set_split_experts(options_.split_experts);
   describe->set_block_tokens(static_cast<uint32_t>(options_.block_tokens));
   describe->set_threads(static_cast<uint32_t>(options_.threads_per_worker));

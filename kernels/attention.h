@@ -6,10 +6,16 @@
 //   t = (q[h] · key[u]) · scale_log2,  n = rint(t),  f = t − n,  p = exp2(f) · 2^(n−m)
 //   o[h] = Σ p · value[u],  l[h] = Σ p,  m[h] an integer ≥ every n so far
 // Entries are added in list order, in groups of 64 counted from the start of the list, also where a row skips
-// the first so many (a sliding window): its first group is then shorter. m grows at group
-// borders, and rescaling multiplies by powers of two. The dot product q·key uses 16 lanes by index mod 16
+// the first so many (a sliding window): its first group is then shorter. m grows at group borders, and rescaling
+// multiplies by powers of two. float32: o and l take one entry at a time. bf16: p is rounded to bf16, and they take
+// two at a time, counted from the first entry of the group that the row reads, in VDPBF16PS order: the second one
+// first; a missing second one is zeros; l is a dimension whose value is 1. The dot product q·key uses 16 lanes by index mod 16
 // (bf16: by pair index mod 16, VDPBF16PS order), then the tree 8, 4, 2, 1. Each head's result depends on its
 // query and its list only: rows share a call to share the reading of entries, not to change a bit.
+//
+// FP8 entries (kernels/entry.h) are turned into bf16, exactly, a group of 64 at a time for all queries of a
+// call; what follows is the bf16 path, so the bits are those of a bf16 cache with the same values. Of such an
+// entry everything is read.
 //
 // Scores are finite in a sound model; t is clamped to ±2^20 all the same, so that n fits its integer, and a
 // NaN score makes its head's o and l NaN. p and rescaled sums below 2^-126 are flushed to zero: flush-to-zero
@@ -23,6 +29,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/entry.h"
 #include "kernels/parallel.h"
 #include "proto/vocab/ids.h"
 
@@ -54,6 +61,7 @@ struct AttentionRow {
 struct Attention {
   DType dtype = DType::kF32;  // of queries and entries
   EntryShape shape;
+  Fp8Part fp8 = {};                      // where entries hold E4M3: dtype is kBF16 then
   int64_t heads = 0;                     // of every row
   int64_t query_stride = 0;              // elements, ≥ shape.key
   std::span<const AttentionRow> rows;    // entry counts and skipped ones ascending

@@ -34,6 +34,11 @@ void add(float* a, const float* b, int64_t count);
 // y[i] = fma(scale, x[i], y[i])
 void axpy(float scale, const float* x, float* y, int64_t count);
 void scale(float* x, float factor, int64_t count);
+// a[i] = a[i] · b[i]
+void multiply(float* a, const float* b, int64_t count);
+// x = H x / √width, H the Hadamard matrix of Sylvester's order, width a power of two: log2(width) rounds of
+// sums and differences of elements 1, 2, 4, … apart, then one product. In place.
+void hadamard(float* x, int64_t width);
 
 // True if every value is finite. The second: values of either dtype.
 bool all_finite(const float* x, int64_t count);

@@ -11,8 +11,9 @@ namespace weft::kv {
 namespace {
 
 constexpr int64_t kFloatBytes = 4;
-constexpr int64_t kCandidateBytes = 8;    // score, position
-constexpr int64_t kCountBytes = 4;        // of one list of candidates
+constexpr int64_t kOfferHeadBytes = 16;  // of a rank's best index keys (kernels/split_top_k.h)
+constexpr int64_t kScoreBytes = 4;
+constexpr int64_t kPositionBytes = 4;
 constexpr int64_t kVocabularyPanel = 16;  // slices of the head are whole panels
 constexpr int64_t kHeadBatch = 64;        // head rows that travel together
 
@@ -53,8 +54,11 @@ class Share {
       if (span_.grouping.contains(rank_)) {
         bytes[CrossKind::kQueries] = queries();
         bytes[CrossKind::kPartials] = partials();
-        if (index_layer && span_.index_c > 1) bytes[CrossKind::kCandidates] = candidates();
+        if (index_layer && model_.index_topk > 0 && span_.index_c > 1) {
+          bytes[CrossKind::kCandidates] = candidates();
+        }
       }
+      cost.exact = bytes[CrossKind::kCandidates] == 0;
       bytes[CrossKind::kRows] = span_.rows * remote_nodes(head_segments(), span_.grouping) * row_bytes();
       return cost;
     }
@@ -149,10 +153,13 @@ class Share {
     return span_.rows * heads * (model_.value_width + 2) * kFloatBytes;
   }
 
-  // From each other member of the index group: its best keys of each row, as many as it has, at most top-k.
+  // From each other member of the index group: the first part of its offer, which has the scores of its best
+  // keys, as many as it has; and the positions of its chosen keys, if this rank may read entries there. Keys
+  // of each member are chosen in proportion to what the row sees of them.
   int64_t candidates() const {
     const int c = span_.index_c;
     const int64_t P = model_.geometry.block_tokens;
+    const int64_t first_part = first_offer(model_.index_topk, c);
     std::vector<int64_t> keys(static_cast<size_t>(c), 0);  // by class: keys in blocks before the row's
     int64_t block = 0;
     int64_t bytes = 0;
@@ -164,7 +171,9 @@ class Share {
         if (member == rank_ % c) continue;
         const int shard = owned_class(member, span_.origin, c);
         const int64_t visible = keys[static_cast<size_t>(shard)] + (shard == last ? position % P + 1 : 0);
-        bytes += kCountBytes + std::min(visible, model_.index_topk) * kCandidateBytes;
+        bytes += kOfferHeadBytes + std::min(visible, first_part) * kScoreBytes;
+        if ((rank_ - member) % common_classes(span_.grouping.c, c) != 0) continue;
+        bytes += model_.index_topk * visible / (position + 1) * kPositionBytes;
       }
     }
     return bytes;
@@ -313,7 +322,7 @@ Cost step_cost(const CostModel& model, const CostSpan& span, int rank) {
   const Cost indexed = share.attention(true, 0);
   const Cost plain = share.attention(false, 0);
   Cost cost;
-  cost.exact = plain.exact;
+  cost.exact = plain.exact && (indexed.exact || model.index_layers() == 0);
   cost.crossed += times(indexed.crossed, model.index_layers());
   cost.crossed += times(plain.crossed, model.layers - model.index_layers() - model.window_layers);
   if (model.window_layers > 0) {

@@ -1,9 +1,11 @@
 // The meter's arithmetic: which bytes cross when a span runs under a grouping, by kind, without running it.
 //
 // The same rules as the counters in worker/: bytes are charged to the rank that copies or dereferences them
-// (the producer of an entry for a holder elsewhere, the reader of everything else). All numbers but one are
-// exact. The exception: which entries a row of a sparse model selects is data, so the entries that PCP owners
-// read from other ranks' pages are an upper bound there, and `exact` is false.
+// (the producer of an entry for a holder elsewhere, the reader of everything else). All numbers but two are
+// exact, and `exact` is false where one of these is not 0. Which entries a row of a sparse model selects is
+// data, so the entries that PCP owners read from other ranks' pages are an upper bound. And how much is read
+// of other ranks' offers of index keys is data: counted is what proves the top-k of scores that chance deals
+// out to the ranks, as nearly always; uneven or equal scores add to it.
 #pragma once
 
 #include <cstdint>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <numeric>
 #include <optional>
 
@@ -40,6 +41,11 @@ int residue_class(int64_t block, int c) {
   const uint64_t turn = mix64(static_cast<uint64_t>(block / modulus)) % static_cast<uint64_t>(modulus);
   const auto shard = static_cast<int>((static_cast<uint64_t>(block) + turn) % static_cast<uint64_t>(modulus));
   return shard % c;
+}
+
+int common_classes(int c, int d) {
+  if (c == d) return c;
+  return kShards % c == 0 && kShards % d == 0 ? std::gcd(c, d) : 1;
 }
 
 Pattern replicated() { return {PatternKind::kReplicated, 0}; }
@@ -164,6 +170,12 @@ int index_parts(const Grouping& grouping, IndexWish wish) {
   if (wish.c != 0) return std::gcd(wish.c, grouping.width);
   if (wish.kind == IndexKind::kCopied) return 1;
   return grouping.c == 1 ? grouping.width : grouping.c;
+}
+
+int64_t first_offer(int64_t top_k, int c) {
+  CHECK(top_k > 0 && c > 0);
+  const double share = static_cast<double>(top_k) / c;
+  return std::min(top_k, static_cast<int64_t>(std::ceil(share + 6 * std::sqrt(share * (1 - 1.0 / c)))));
 }
 
 Pattern group_pattern(const Grouping& grouping, int c, int rank_count) {

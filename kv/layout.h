@@ -25,6 +25,9 @@ int canonical_shard(int64_t block);
 // canonical_shard(b) mod c, so a rank owns a whole subtree of shards. For other c it is
 // (b + h(b div c)) mod c: even load, but tolerance instead of equal bits.
 int residue_class(int64_t block, int c);
+// Where blocks are dealt out over c ranks and, otherwise, over d: rank r's blocks of the one and rank q's of
+// the other have nothing in common unless r = q modulo this.
+int common_classes(int c, int d);
 
 // The rank offset (0 … c−1 within its c ranks) that holds class k, and back: rank offset j holds the
 // blocks with (class + origin) mod c = j.
@@ -110,6 +113,9 @@ std::string index_name(IndexWish wish);
 // In how many parts, by residue class, the ranks of a grouping score its index keys; 1: each scores all. In a
 // group narrower than asked for, the greatest common divisor.
 int index_parts(const Grouping& grouping, IndexWish wish);
+// How many of its best keys a rank of an index split over c offers first: its share top_k / c of the chosen
+// ones and six standard deviations of it, if chance alone says who holds a chosen key; at most top_k.
+int64_t first_offer(int64_t top_k, int c);
 
 // The pattern of a stream that a grouping's ranks read in c parts.
 Pattern group_pattern(const Grouping& grouping, int c, int rank_count);
@@ -191,7 +197,9 @@ struct StreamGeometry {
   friend bool operator==(const StreamGeometry&, const StreamGeometry&) = default;
 };
 
-// A page holds P tokens of one part of one stream for all its layers: [layer][P slots][bytes per token].
+// A page holds P tokens of one part of one stream for all its layers: [layer][P · bytes per token]. What lies
+// where within a layer is the kernels' business (kernels/entry.h, kernels/indexer.h): FP8 index keys have
+// their scales behind all keys.
 //
 // The parts of a block are numbered through over all streams in use: part k of the entries is number k, the
 // index keys follow. Page tables and the control plane know parts by these numbers.

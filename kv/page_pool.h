@@ -1,6 +1,6 @@
 // Address arithmetic inside one rank's page pool.
 //
-//   pool: entries pages │ index-key pages, each page [layer][P slots][bytes per token] of one part
+//   pool: entries pages │ index-key pages, each page [layer][P · bytes per token] of one part
 //
 // Which page holds what is the control plane's business; this only turns (stream, page, layer, slot) into an
 // address, and copies pages.

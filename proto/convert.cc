@@ -34,6 +34,11 @@ Error from_wire(const wire::WireError& error) {
                error.field()};
 }
 
+static_assert(static_cast<int>(CacheDType::kF32) + 1 == wire::CACHE_DTYPE_F32);
+static_assert(static_cast<int>(CacheDType::kBF16) + 1 == wire::CACHE_DTYPE_BF16);
+static_assert(static_cast<int>(CacheDType::kFp8) + 1 == wire::CACHE_DTYPE_FP8);
+static_assert(static_cast<int>(CacheDType::kFp8DsMla) + 1 == wire::CACHE_DTYPE_FP8_DS_MLA);
+
 wire::WireDType to_wire(DType type) { return type == DType::kF32 ? wire::DTYPE_F32 : wire::DTYPE_BF16; }
 
 Result<DType> from_wire(wire::WireDType type, const char* field) {
@@ -41,6 +46,18 @@ Result<DType> from_wire(wire::WireDType type, const char* field) {
   if (type == wire::DTYPE_BF16) return DType::kBF16;
   return error(ErrorCode::kInvalidArgument, std::to_string(static_cast<int>(type)) + " is no known dtype",
                field);
+}
+
+wire::WireCacheDType to_wire(CacheDType type) {
+  return static_cast<wire::WireCacheDType>(static_cast<int>(type) + 1);
+}
+
+Result<CacheDType> from_wire(wire::WireCacheDType type, const char* field) {
+  for (const CacheDType known : kAllCacheDTypes) {
+    if (to_wire(known) == type) return known;
+  }
+  return error(ErrorCode::kInvalidArgument,
+               std::to_string(static_cast<int>(type)) + " is no known cache dtype", field);
 }
 
 }  // namespace weft

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "proto/client.pb.h"
+#include "proto/vocab/cache_format.h"
 #include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
 #include "proto/worker.pb.h"
@@ -18,5 +19,7 @@ Error from_wire(const wire::WireError& error);  // kInternal for a code that is 
 wire::WireDType to_wire(DType type);
 // kInvalidArgument names the field: no dtype is set, or one that is unknown here.
 Result<DType> from_wire(wire::WireDType type, const char* field);
+wire::WireCacheDType to_wire(CacheDType type);
+Result<CacheDType> from_wire(wire::WireCacheDType type, const char* field);
 
 }  // namespace weft

@@ -10,6 +10,7 @@ Usage: tools/quickstart.sh [options]
 
   --context N   tokens of the first request, 2048 to 1032192 (default 32768; 131072 works too)
   --workers N   worker processes, 1 to 8 (default 4)
+  --cache-dtype TYPE  f32, bf16, fp8_ds_mla or fp8 (default f32)
   --file PATH   text, or a folder of texts, to read instead of /usr/share/common-licenses
   --seed N      of the planted facts; default: new ones each time
   --keep        leave the daemon running in the background and say what to try next
@@ -21,7 +22,7 @@ passage before, and knows nothing else. That makes its answers checkable.
 TEXT
 }
 
-context=32768 workers=4 keep=false built=
+context=32768 workers=4 cache=f32 keep=false built=
 demo_options=()
 
 needs_value() { [[ $# -ge 2 ]] || { echo "quickstart: $1 needs a value (see --help)" >&2; exit 2; }; }
@@ -34,6 +35,10 @@ while [[ $# -gt 0 ]]; do
   case $1 in
     --context) needs_value "$@"; in_range "$1" "$2" 2048 1032192; context=$2; shift ;;
     --workers) needs_value "$@"; in_range "$1" "$2" 1 8; workers=$2; shift ;;
+    --cache-dtype) needs_value "$@"
+      [[ $2 =~ ^(f32|bf16|fp8_ds_mla|fp8)$ ]] ||
+        { echo "quickstart: --cache-dtype must be f32, bf16, fp8_ds_mla or fp8, not '$2'" >&2; exit 2; }
+      cache=$2; shift ;;
     --file) needs_value "$@"
       [[ -r $2 ]] || { echo "quickstart: --file: cannot read $2" >&2; exit 2; }
       [[ ! -f $2 || -s $2 ]] || { echo "quickstart: --file: $2 is empty" >&2; exit 2; }
@@ -142,7 +147,7 @@ state=$(mktemp -d "${XDG_RUNTIME_DIR:-/tmp}/weft-quickstart.XXXXXX")
 # A session of its own: Ctrl-C reaches this script, which then stops the daemon in order.
 setsid "$bin/weftd" --model "$model" --workers "$workers" --state-dir "$state" \
   --max-context $((context + 16384)) --pool-tokens $((context + 16384)) \
-  --prefill zigzag --decode "dcp($workers)" >"$state/weftd.log" 2>&1 &
+  --cache-dtype "$cache" --prefill zigzag --decode "dcp($workers)" >"$state/weftd.log" 2>&1 &
 daemon=$!
 "$bin/weftctl" status --wait --timeout 300 --state-dir "$state" >/dev/null &
 waiter=$!

@@ -27,8 +27,8 @@ Result<void> check_message(const wire::MapArenas& message, size_t descriptors,
   TRY_VOID(equal("pool_pages", static_cast<uint64_t>(message.pool_pages_size()), ranks));
   TRY_VOID(at_least("weight_bytes", message.weight_bytes(),
                     static_cast<uint64_t>(weight_arena_bytes(settings.config, settings.weight_dtype))));
-  const size_t outbox =
-      outbox_bytes(settings.config, settings.cache_dtype, settings.rank_count, settings.max_step_rows);
+  const size_t outbox = outbox_bytes(settings.config, settings.cache.query_dtype(), settings.rank_count,
+                                     settings.max_step_rows);
   return at_least("mailbox_bytes", message.mailbox_bytes(), mailbox_bytes(outbox));
 }
 

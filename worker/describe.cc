@@ -26,6 +26,33 @@ Result<void> in_range(const char* field, uint64_t value, uint64_t min, uint64_t 
                field);
 }
 
+// Layouts that the model's entries and index keys do not fit.
+Result<void> check_cache_format(const ModelConfig& config, const CacheFormat& cache) {
+  const auto refuse = [](const char* field, const std::string& what) {
+    return error(ErrorCode::kInvalidArgument, what, field);
+  };
+  if (cache.entries == CacheDType::kFp8DsMla && config.attention != AttentionKind::kMla) {
+    return refuse("cache_dtype", "fp8_ds_mla is a layout of latent entries (MLA), and " + config.model_type +
+                                     " caches K and V: fp8 is what it can have");
+  }
+  if (cache.index_keys == CacheDType::kFp8DsMla) {
+    return refuse("index_cache_dtype", "fp8_ds_mla is no layout of index keys");
+  }
+  if (config.index_layers() == 0) return {};
+  const std::string width = std::to_string(config.index_width);
+  if (cache.index_keys != CacheDType::kF32 && config.index_width % 2 != 0) {
+    return refuse("index_cache_dtype", "index_head_dim " + width + " is odd: its index keys can only be f32");
+  }
+  if (cache.index_keys == CacheDType::kFp8 && config.index_width > kernels::kFp8Group) {
+    return refuse("index_cache_dtype", "index_head_dim " + width + " is beyond the " +
+                                           std::to_string(kernels::kFp8Group) + " of FP8 index keys");
+  }
+  if (cache.index_hadamard && !std::has_single_bit(static_cast<uint64_t>(config.index_width))) {
+    return refuse("index_hadamard", "index_head_dim " + width + " is not a power of two");
+  }
+  return {};
+}
+
 uint32_t mask_of_segments(const SegmentPresence& presence) {
   uint32_t mask = 0;
   for (size_t segment = 0; segment < presence.size(); ++segment)
@@ -46,7 +73,11 @@ Result<WorkerSettings> read_settings(const wire::Describe& request) {
   if (request.weight_dtype() != wire::DTYPE_UNSET) {
     TRY(weight_dtype, from_wire(request.weight_dtype(), "weight_dtype"));
   }
-  TRY(const DType cache_dtype, from_wire(request.cache_dtype(), "cache_dtype"));
+  CacheFormat cache;
+  TRY(cache.entries, from_wire(request.cache_dtype(), "cache_dtype"));
+  TRY(cache.index_keys, from_wire(request.index_cache_dtype(), "index_cache_dtype"));
+  cache.index_hadamard = request.index_hadamard();
+  cache.index_float_scales = request.index_float_scales();
   TRY_VOID(in_range("block_tokens", request.block_tokens(), 8, 256));
   if (!std::has_single_bit(request.block_tokens())) {
     return error(ErrorCode::kInvalidArgument,
@@ -65,7 +96,8 @@ Result<WorkerSettings> read_settings(const wire::Describe& request) {
   settings.cores.assign(request.cores().begin(), request.cores().end());
   TRY(settings.config, read_model_config(settings.model_path, request.draft_layer()));
   settings.weight_dtype = weight_dtype.value_or(settings.config.checkpoint_dtype);
-  settings.cache_dtype = cache_dtype;
+  settings.cache = cache;
+  TRY_VOID(check_cache_format(settings.config, cache));
   settings.config.split_experts = request.split_experts();
   TRY_VOID(kv::validate(settings.geometry()));
   if (request.max_context() != 0) {
@@ -98,14 +130,14 @@ wire::ModelDescription describe_model(const WorkerSettings& settings, uint64_t m
   const kv::StreamGeometry& index_keys = geometry.stream(kv::Stream::kIndexKeys);
   out.set_index_key_bytes(index_keys.layers == 0 ? 0 : count(index_keys.bytes_per_token));
   out.set_weight_arena_bytes(count(weight_arena_bytes(config, settings.weight_dtype)));
-  out.set_mailbox_bytes(
-      mailbox_bytes(outbox_bytes(config, settings.cache_dtype, settings.rank_count, settings.max_step_rows)));
+  out.set_mailbox_bytes(mailbox_bytes(
+      outbox_bytes(config, settings.cache.query_dtype(), settings.rank_count, settings.max_step_rows)));
   out.set_weight_dtype(to_wire(settings.weight_dtype));
   out.set_weight_format(coding_name(config.quantisation.coding));
   out.set_index_topk(config.index_layers() == 0 ? 0 : count(config.index_topk));
   out.set_window(count(config.window()));
   out.set_window_layers(count(config.window_layers()));
-  out.set_query_bytes(count(config.key_width()) * dtype_bytes(settings.cache_dtype));
+  out.set_query_bytes(count(config.key_width()) * dtype_bytes(settings.cache.query_dtype()));
   out.set_value_width(count(config.value_width()));
   out.set_instruction_set(kernels::instruction_set());
   out.set_dense_layers(count(std::count_if(config.layers.begin(), config.layers.end(), [](const auto& layer) {

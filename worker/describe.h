@@ -19,12 +19,12 @@ struct WorkerSettings {
   std::string model_path;
   ModelConfig config;
   DType weight_dtype = DType::kF32;  // resolved
-  DType cache_dtype = DType::kF32;
+  CacheFormat cache;
   int64_t block_tokens = 64;
   int64_t max_step_rows = 0;
   int threads = 1;
   std::vector<int> cores;
-  kv::CacheGeometry geometry() const { return config.cache_geometry(cache_dtype, block_tokens); }
+  kv::CacheGeometry geometry() const { return config.cache_geometry(cache, block_tokens); }
 };
 
 // Checks the request and reads the model's configuration. kInvalidArgument names the field; kUnsupported:

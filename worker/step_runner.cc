@@ -11,7 +11,7 @@
 
 namespace weft::worker {
 
-size_t outbox_bytes(const ModelConfig& config, DType cache_dtype, int rank_count, int64_t max_step_rows) {
+size_t outbox_bytes(const ModelConfig& config, DType query_dtype, int rank_count, int64_t max_step_rows) {
   int64_t nodes_max = 0, slice_max = 0;
   for (int rank = 0; rank < rank_count; ++rank) {
     for (int width = 1; width <= rank_count; ++width) {
@@ -22,8 +22,8 @@ size_t outbox_bytes(const ModelConfig& config, DType cache_dtype, int rank_count
   }
   const int64_t rows = max_step_rows;
   const int64_t entries =
-      rows * config.heads * config.key_width() * static_cast<int64_t>(dtype_bytes(cache_dtype)) +
-      rows * (4 + 8 * config.index_topk) + 128;
+      rows * config.heads * config.key_width() * static_cast<int64_t>(dtype_bytes(query_dtype)) +
+      rows * (16 + 8 * config.index_topk) + 192;  // offers, on cache lines
   const int64_t partials = rows * config.heads * kernels::partial_words(config.value_width()) * 4;
   const int64_t attention_sums = (nodes_max + 1) * rows * config.hidden * 4;
   const int64_t feed_forward_sums = nodes_max * rows * config.hidden * 4;

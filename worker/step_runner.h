@@ -23,7 +23,7 @@ namespace weft::worker {
 struct RunnerSetup {
   const ModelConfig* config = nullptr;
   const ModelWeights* weights = nullptr;
-  DType cache_dtype = DType::kF32;
+  CacheFormat cache;
   int64_t block_tokens = 64;
   int64_t max_step_rows = 0;
   int rank = 0;
@@ -39,7 +39,7 @@ struct RunnerSetup {
 };
 
 // The outbox that the exchange points of a step of `max_step_rows` rows need, for any plan.
-size_t outbox_bytes(const ModelConfig& config, DType cache_dtype, int rank_count, int64_t max_step_rows);
+size_t outbox_bytes(const ModelConfig& config, DType query_dtype, int rank_count, int64_t max_step_rows);
 
 class StepRunner {
  public:

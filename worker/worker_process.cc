@@ -45,7 +45,8 @@ Result<void> WorkerProcess::describe(const wire::Describe& request) {
   TRY(settings_, read_settings(request));
   set_log_rank(settings_->rank);
   ::prctl(PR_SET_NAME, ("weft-worker-" + std::to_string(settings_->rank)).c_str());
-  // Before pinning: afterwards this process sees its own cores only, and all ranks' threads would seem too many.
+  // Before pinning: afterwards this process sees its own cores only, and all ranks' threads would seem too
+  // many.
   spin_ = spin_time(settings_->rank_count * settings_->threads);
   threads_ = std::make_unique<ThreadPool>(settings_->threads, spin_);
   TRY_VOID(threads_->pin(settings_->cores));
@@ -111,7 +112,7 @@ Result<void> WorkerProcess::prepare() {
   RunnerSetup setup;
   setup.config = &settings.config;
   setup.weights = &weights_;
-  setup.cache_dtype = settings.cache_dtype;
+  setup.cache = settings.cache;
   setup.block_tokens = settings.block_tokens;
   setup.max_step_rows = settings.max_step_rows;
   setup.rank = settings.rank;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "kernels/cpu/attention_columns.h"
 #include "kernels/cpu/attention_dots.h"
@@ -50,7 +51,8 @@ class QueryBlock {
       : p_(p),
         queries_(count),
         key_bytes_(p.shape.key * static_cast<int64_t>(dtype_bytes(p.dtype))),
-        entry_bytes_(p.shape.width() * static_cast<int64_t>(dtype_bytes(p.dtype))),
+        format_{p.dtype, p.shape.width(), p.fp8},
+        entry_bytes_(format_.bytes()),
         columns_wanted_(count >= column_queries(p.dtype) && key_bytes_ % kGroupBytes == 0 &&
                         key_bytes_ / 4 <= kColumnWordsMax),
         query_rows_(key_bytes_),
@@ -71,6 +73,7 @@ class QueryBlock {
   }
 
   void run() {
+    if (has_fp8()) decoded_words().resize(static_cast<size_t>(kGroupEntries * decoded_stride()));
     const int64_t total = counts_[queries_ - 1];
     int64_t active = 0;  // the queries before it have read their last entry
     int64_t end = 0;     // those from it on have not come to their first
@@ -84,6 +87,26 @@ class QueryBlock {
   }
 
  private:
+  bool has_fp8() const { return p_.fp8.runs > 0; }
+  static std::vector<uint16_t>& decoded_words() {
+    static thread_local std::vector<uint16_t> words;
+    return words;
+  }
+  // An odd number of cache lines: rows do not share cache sets.
+  int64_t decoded_stride() const { return ((format_.width + 31) / 32 | 1) * 32; }
+
+  // The group's entries where they lie, or as bf16 if they are FP8.
+  void open_group(int64_t begin, int64_t count) {
+    group_ = p_.entries + begin;
+    if (!has_fp8()) return;
+    for (int64_t u = 0; u < count; ++u) {
+      uint16_t* to = decoded_words().data() + u * decoded_stride();
+      load_fp8_entry(format_, group_[u], to);
+      decoded_[u] = to;
+    }
+    group_ = decoded_;
+  }
+
   // Entries of a group, counted from its first, that a query reads.
   struct Part {
     int64_t begin, end;
@@ -94,6 +117,7 @@ class QueryBlock {
   }
 
   void add_group(int64_t active, int64_t end, int64_t begin, int64_t count) {
+    open_group(begin, count);
     score_group(active, end, begin, count);
     for (int64_t first = active, last = first; first < end; first = last) {
       const Part own = part_of(first, begin, count);  // of all queries up to `last`
@@ -102,14 +126,14 @@ class QueryBlock {
         if (own_count <= 0) continue;
         float* scores = scores_ + last * kGroupEntries;
         if (own.begin > 0) std::memmove(scores, scores + own.begin, static_cast<size_t>(own_count) * 4);
-        factors_[last] = group_weights(scores, own_count, m_[last]);
+        factors_[last] = group_weights(p_.dtype, scores, own_count, m_[last]);
       }
       if (own_count <= 0) continue;  // a window that begins where the list ends
       add_values({.dtype = p_.dtype,
                   .queries = last - first,
                   .value_offset = p_.shape.value_offset,
                   .value_width = p_.shape.value,
-                  .entries = p_.entries + begin + own.begin,
+                  .entries = group_ + own.begin,
                   .entry_count = own_count,
                   .weights = scores_ + first * kGroupEntries,
                   .factors = factors_ + first,
@@ -130,7 +154,7 @@ class QueryBlock {
 
   void score_columns(int64_t active, int64_t end, int64_t begin, int64_t count, int64_t upcoming) {
     const int64_t words = key_bytes_ / 4;
-    transpose_words(p_.entries + begin, count, words, columns_);
+    transpose_words(group_, count, words, columns_);
     for (int64_t u = 0; u < upcoming; ++u) prefetch(p_.entries[begin + count + u], entry_bytes_);
     column_dots_({.queries = query_rows_.at(active),
                   .query_count = end - active,
@@ -145,7 +169,7 @@ class QueryBlock {
     const int64_t block = std::clamp<int64_t>(kEntryBlockBytes / key_bytes_ / 16 * 16, 16, kGroupEntries);
     const int64_t strips = (end - active + kStripQueries - 1) / kStripQueries * ((count + block - 1) / block);
     int64_t strip = 0, fetched = 0;  // fetching is spread evenly over the strips
-    for (int64_t u = 0; u < count; ++u) key_rows_.set(u, p_.entries[begin + u]);
+    for (int64_t u = 0; u < count; ++u) key_rows_.set(u, group_[u]);
     for (int64_t u = 0; u < count; u += block) {
       for (int64_t q = active; q < end; q += kStripQueries) {
         for (++strip; fetched < upcoming * strip / strips; ++fetched) {
@@ -165,12 +189,16 @@ class QueryBlock {
 
   const Attention& p_;
   const int64_t queries_;
-  const int64_t key_bytes_, entry_bytes_;
+  const int64_t key_bytes_;
+  const EntryFormat format_;
+  const int64_t entry_bytes_;  // as stored
   const bool columns_wanted_;
   Rows query_rows_, key_rows_;
   const StripDots strip_dots_;
   const ColumnDots column_dots_;
   int64_t counts_[kQueryBlock], skipped_[kQueryBlock];  // ascending
+  const void* const* group_ = nullptr;
+  const void* decoded_[kGroupEntries];
   float* partials_[kQueryBlock];
   int32_t m_[kQueryBlock];
   float factors_[kQueryBlock];
@@ -184,6 +212,7 @@ void attend(const Attention& p) {
   const EntryShape& shape = p.shape;
   CHECK(p.heads > 0 && shape.key > 0 && shape.value > 0 && shape.value_offset >= 0);
   CHECK_GE(p.query_stride, shape.key);
+  CHECK(p.fp8.runs == 0 || (p.dtype == DType::kBF16 && p.fp8.elements() <= shape.width()));
   for (size_t row = 0; row < p.rows.size(); ++row) {
     CHECK_GE(p.rows[row].entry_count, row == 0 ? 0 : p.rows[row - 1].entry_count);
     CHECK_GE(p.rows[row].skipped, row == 0 ? 0 : p.rows[row - 1].skipped);

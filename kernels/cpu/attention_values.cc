@@ -4,9 +4,8 @@
 //
 #include "hwy/highway.h"
 #include "kernels/attention.h"
-#include "kernels/bf16.h"
 #include "kernels/cpu/attention_values.h"
-#include "kernels/cpu/bf16-inl.h"
+#include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/exp2-inl.h"
 #include "kernels/cpu/lanes-inl.h"
 
@@ -30,9 +29,21 @@ float Power(int64_t difference) {
   return hn::GetLane(PowerOfTwo(hn::Set(di, static_cast<int32_t>(difference))));
 }
 
-float GroupWeights(float* scores, int64_t count, int32_t& m) {
+// p rounded to nearest even as bf16; NaN stays NaN.
+HWY_INLINE auto RoundToBf16(VF p) {
+  const U32 du;
+  const auto bits = hn::BitCast(du, p);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7fff)), odd);
+  const auto nan = hn::Set(du, 0x7fc00000u);
+  const auto kept = hn::IfThenElse(hn::RebindMask(du, hn::Eq(p, p)), rounded, nan);
+  return hn::DemoteTo(hn::Rebind<uint16_t, U32>(), hn::BitCast(I32(), hn::ShiftRight<16>(kept)));
+}
+
+float GroupWeights(DType dtype, float* scores, int64_t count, int32_t& m) {
   const F32 d;
   const int64_t lanes = static_cast<int64_t>(kLanes);
+  auto* halves = reinterpret_cast<uint16_t*>(scores);
   // Whole vectors: the last score repeated changes no maximum, and its weights are not read.
   const int64_t padded = (count + lanes - 1) / lanes * lanes;
   for (int64_t i = count; i < padded; ++i) scores[i] = scores[count - 1];
@@ -52,15 +63,58 @@ float GroupWeights(float* scores, int64_t count, int32_t& m) {
     const VF n = hn::Round(clamped);
     const VF power = PowerOfTwo(hn::NearestInt(hn::Sub(n, reference)));
     const VF p = hn::Mul(Exp2Fraction(hn::Sub(clamped, n)), power);
-    hn::StoreU(hn::IfThenElse(hn::Eq(t, t), p, t), d, scores + i);  // NaN stays NaN
+    const VF weight = hn::IfThenElse(hn::Eq(t, t), p, t);  // NaN stays NaN
+    if (dtype == DType::kF32) {
+      hn::StoreU(weight, d, scores + i);
+    } else {
+      hn::StoreU(RoundToBf16(weight), hn::Rebind<uint16_t, F32>(), halves + i);  // behind what is read
+    }
   }
+  if (dtype == DType::kBF16 && count % 2 != 0) halves[count] = 0;
   return before == kEmptyPartial ? 1.0f : Power(int64_t{before} - m);
 }
 
-// o of kQueries queries at dimensions [at, at + kVectors vectors), over all entries; with kSum also l.
-template <int kQueries, int kVectors, bool kSum, class D>
+// One entry a step.
+struct EntryStep {
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Run(D, hn::Vec<D> weight, hn::Vec<D> value, hn::Vec<D> sum) {
+    return Fma(weight, value, sum);
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> One(D d) {
+    return hn::Set(d, 1.0f);
+  }
+};
+
+// Two entries a step, in bf16: what VDPBF16PS does.
+struct PairStep {
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Run(D d, hn::Vec<D> weight, hn::Vec<D> value, hn::Vec<D> sum) {
+    const hn::RebindToUnsigned<D> du;
+    const auto w = hn::BitCast(du, weight), x = hn::BitCast(du, value);
+    const auto high = hn::Set(du, 0xffff0000u);
+    sum = Fma(hn::BitCast(d, hn::And(w, high)), hn::BitCast(d, hn::And(x, high)), sum);
+    return Fma(hn::BitCast(d, hn::ShiftLeft<16>(w)), hn::BitCast(d, hn::ShiftLeft<16>(x)), sum);
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> One(D d) {
+    return hn::BitCast(d, hn::Set(hn::RebindToUnsigned<D>(), 0x3f803f80u));
+  }
+};
+
+// A word of weights: a float, or a pair of bf16 that is no float to load into a register of floats by name.
+template <class D>
+HWY_INLINE hn::Vec<D> Broadcast(D d, const float* word) {
+  uint32_t bits;
+  std::memcpy(&bits, word, sizeof bits);
+  return hn::BitCast(d, hn::Set(hn::RebindToUnsigned<D>(), bits));
+}
+
+// o of kQueries queries at dimensions [at, at + kVectors vectors), over `steps` rows of values; with kSum
+// also l, which is added like a value that is 1 everywhere.
+template <class Step, int kQueries, int kVectors, bool kSum, class D>
 HWY_INLINE void ValueTile(D d, const GroupValues& group, int64_t query, const float* const* rows,
-                          int64_t row_offset, int64_t at) {
+                          int64_t steps, int64_t row_offset, int64_t at) {
   using V = hn::Vec<D>;
   constexpr int64_t kWidth = static_cast<int64_t>(hn::MaxLanes(d));
   float* const* partials = group.partials + query;
@@ -76,17 +130,17 @@ HWY_INLINE void ValueTile(D d, const GroupValues& group, int64_t query, const fl
     }
     if (kSum) totals[q] = hn::Mul(hn::Set(d, partials[q][group.value_width]), factor);
   }
-  for (int64_t u = 0; u < group.entry_count; ++u) {
+  for (int64_t u = 0; u < steps; ++u) {
     const float* row = rows[u] + row_offset;
     V value[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) value[v] = hn::LoadU(d, row + v * kWidth);
 #pragma GCC unroll 4
     for (int q = 0; q < kQueries; ++q) {
-      const V weight = hn::Set(d, weights[q * kGroupEntries + u]);
+      const V weight = Broadcast(d, weights + q * kGroupEntries + u);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[q][v] = Fma(weight, value[v], sums[q][v]);
-      if (kSum) totals[q] = hn::Add(totals[q], weight);
+      for (int v = 0; v < kVectors; ++v) sums[q][v] = Step::Run(d, weight, value[v], sums[q][v]);
+      if (kSum) totals[q] = Step::Run(d, weight, Step::One(d), totals[q]);
     }
   }
 #pragma GCC unroll 4
@@ -97,60 +151,94 @@ HWY_INLINE void ValueTile(D d, const GroupValues& group, int64_t query, const fl
   }
 }
 
-template <int kVectors, bool kSum, class D>
-HWY_INLINE void AllQueries(D d, const GroupValues& group, const float* const* rows, int64_t row_offset,
-                           int64_t at) {
+template <class Step, int kVectors, bool kSum, class D>
+HWY_INLINE void AllQueries(D d, const GroupValues& group, const float* const* rows, int64_t steps,
+                           int64_t row_offset, int64_t at) {
   int64_t query = 0;
   for (; query + 4 <= group.queries; query += 4)
-    ValueTile<4, kVectors, kSum>(d, group, query, rows, row_offset, at);
+    ValueTile<Step, 4, kVectors, kSum>(d, group, query, rows, steps, row_offset, at);
   for (; query + 2 <= group.queries; query += 2)
-    ValueTile<2, kVectors, kSum>(d, group, query, rows, row_offset, at);
-  if (query < group.queries) ValueTile<1, kVectors, kSum>(d, group, query, rows, row_offset, at);
+    ValueTile<Step, 2, kVectors, kSum>(d, group, query, rows, steps, row_offset, at);
+  if (query < group.queries) ValueTile<Step, 1, kVectors, kSum>(d, group, query, rows, steps, row_offset, at);
 }
 
-// Adds dimensions [at, at + kVectors vectors). Values are widened once for all queries; float32 ones are
-// copied if there are many: side by side they stay in the L1 cache, where entries a power of two apart push
-// each other out.
+template <class Step, int kVectors, class D>
+HWY_INLINE void AllRows(D d, const GroupValues& group, const float* const* rows, int64_t steps,
+                        int64_t row_offset, int64_t at) {
+  if (at == 0) {
+    AllQueries<Step, kVectors, true>(d, group, rows, steps, row_offset, at);
+  } else {
+    AllQueries<Step, kVectors, false>(d, group, rows, steps, row_offset, at);
+  }
+}
+
+// Adds dimensions [at, at + kVectors vectors) of float32 values. They are copied if there are many queries:
+// side by side they stay in the L1 cache, where entries a power of two apart push each other out.
 template <int kVectors, class D>
-HWY_INLINE void AddSlice(D d, const GroupValues& group, int64_t at) {
+HWY_INLINE void AddEntries(D d, const GroupValues& group, int64_t at) {
   constexpr int64_t kWidth = kVectors * static_cast<int64_t>(hn::MaxLanes(d));
   const float* rows[kGroupEntries];
   alignas(64) float values[kGroupEntries * kWidth];
-  const hn::RebindToUnsigned<D> du;
-  const hn::Rebind<uint16_t, D> du16;
-  int64_t offset = group.value_offset + at;
-  const bool packed = group.dtype == DType::kBF16 || group.queries >= kPackQueries;
+  const int64_t offset = group.value_offset + at;
+  const bool packed = group.queries >= kPackQueries;
   for (int64_t u = 0; u < group.entry_count; ++u) {
-    rows[u] = packed ? values + u * kWidth : static_cast<const float*>(group.entries[u]);
+    const auto* from = static_cast<const float*>(group.entries[u]);
+    rows[u] = packed ? values + u * kWidth : from;
     if (!packed) continue;
-    float* to = values + u * kWidth;
     for (int64_t i = 0; i < kWidth; i += static_cast<int64_t>(hn::MaxLanes(d))) {
-      if (group.dtype == DType::kF32) {
-        hn::Store(hn::LoadU(d, static_cast<const float*>(group.entries[u]) + offset + i), d, to + i);
-      } else {
-        const uint16_t* from = static_cast<const uint16_t*>(group.entries[u]) + offset + i;
-        hn::Store(hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(du16, from)))), d, to + i);
-      }
+      hn::Store(hn::LoadU(d, from + offset + i), d, values + u * kWidth + i);
     }
   }
-  if (packed) offset = 0;
-  if (at == 0) {
-    AllQueries<kVectors, true>(d, group, rows, offset, at);
-  } else {
-    AllQueries<kVectors, false>(d, group, rows, offset, at);
+  AllRows<EntryStep, kVectors>(d, group, rows, group.entry_count, packed ? 0 : offset, at);
+}
+
+// The same of bf16 values, two entries side by side in every lane. `native`: the slice with VDPBF16PS, or
+// null.
+template <int kVectors, class D>
+HWY_INLINE void AddPairs(D d, const GroupValues& group, int64_t at, void (*native)(const PairSlice&)) {
+  constexpr int64_t kWidth = kVectors * static_cast<int64_t>(hn::MaxLanes(d));
+  const hn::RebindToUnsigned<D> du;
+  const hn::Rebind<uint16_t, D> du16;
+  const float* rows[kGroupEntries / 2];
+  alignas(64) float values[kGroupEntries / 2 * kWidth];
+  const int64_t offset = group.value_offset + at;
+  const int64_t pairs = (group.entry_count + 1) / 2;
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    const auto* even = static_cast<const uint16_t*>(group.entries[2 * pair]) + offset;
+    const bool alone = 2 * pair + 1 == group.entry_count;
+    const auto* odd = alone ? even : static_cast<const uint16_t*>(group.entries[2 * pair + 1]) + offset;
+    float* to = values + pair * kWidth;
+    rows[pair] = to;
+    for (int64_t i = 0; i < kWidth; i += static_cast<int64_t>(hn::MaxLanes(d))) {
+      const auto low = hn::PromoteTo(du, hn::LoadU(du16, even + i));
+      const auto high = hn::PromoteTo(du, hn::LoadU(du16, odd + i));
+      const auto word = alone ? low : hn::Or(low, hn::ShiftLeft<16>(high));
+      hn::Store(hn::BitCast(d, word), d, to + i);
+    }
   }
+  if (native != nullptr) return native({&group, values, pairs, at});
+  AllRows<PairStep, kVectors>(d, group, rows, pairs, 0, at);
+}
+
+template <int kVectors, class D>
+HWY_INLINE void AddSlice(D d, const GroupValues& group, int64_t at, void (*native)(const PairSlice&)) {
+  if (group.dtype == DType::kF32) return AddEntries<kVectors>(d, group, at);
+  AddPairs<kVectors>(d, group, at, native);
 }
 
 void AddValues(const GroupValues& group) {
   // 4 queries × 4 vectors of AVX-512 with 4 values, 1 weight and 4 sums of weights: 29 of 32 registers; AVX2
   // has 16.
-  constexpr int kVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
+  constexpr bool kAvx512 = HWY_TARGET == HWY_AVX3;
+  constexpr int kVectors = kAvx512 ? 4 : 2;
   constexpr int64_t kLanes64 = static_cast<int64_t>(kLanes);
+  const bool native = kAvx512 && have_bf16_dot();
   int64_t at = 0;
   for (; at + kVectors * kLanes64 <= group.value_width; at += kVectors * kLanes64)
-    AddSlice<kVectors>(F32(), group, at);
-  for (; at + kLanes64 <= group.value_width; at += kLanes64) AddSlice<1>(F32(), group, at);
-  for (; at < group.value_width; ++at) AddSlice<1>(hn::CappedTag<float, 1>(), group, at);
+    AddSlice<kVectors>(F32(), group, at, native ? add_pairs_64_avx512bf16 : nullptr);
+  for (; at + kLanes64 <= group.value_width; at += kLanes64)
+    AddSlice<1>(F32(), group, at, native ? add_pairs_16_avx512bf16 : nullptr);
+  for (; at < group.value_width; ++at) AddSlice<1>(hn::CappedTag<float, 1>(), group, at, nullptr);
 }
 
 // a · fa + b · fb, three roundings at most; one factor is 1.
@@ -194,8 +282,8 @@ int32_t m_of(const float* partial, int64_t value_width) {
 
 }  // namespace
 
-float group_weights(float* scores, int64_t count, int32_t& m) {
-  return HWY_DYNAMIC_DISPATCH(GroupWeights)(scores, count, m);
+float group_weights(DType dtype, float* scores, int64_t count, int32_t& m) {
+  return HWY_DYNAMIC_DISPATCH(GroupWeights)(dtype, scores, count, m);
 }
 
 void add_values(const GroupValues& group) { HWY_DYNAMIC_DISPATCH(AddValues)(group); }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 
 HWY_BEFORE_NAMESPACE();
@@ -17,58 +18,51 @@ namespace {
 
 constexpr int64_t kStep = static_cast<int64_t>(kLanes);
 
-// Appends the lanes of one vector that the mask names; writes whole vectors. Returns how many.
-template <class M>
-HWY_INLINE int64_t Append(VF score, M mask, int64_t position, float* held_scores, int32_t* held_positions) {
+// Appends the lanes of one vector that reach the floor and lie in [first, kStep), the last lane first; writes
+// whole vectors. Returns how many.
+HWY_INLINE int64_t Append(VF score, int64_t first, int64_t position, VF floor, float* held_scores,
+                          int32_t* held_positions) {
+  const F32 d;
   const I32 di;
-  const auto positions = hn::Iota(di, static_cast<int32_t>(position));
-  hn::StoreU(hn::Compress(score, mask), F32(), held_scores);
+  const VF lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const VF plain = hn::Add(hn::IfThenElse(hn::Eq(score, score), score, lowest), hn::Zero(d));
+  const VF reversed = hn::Reverse(d, plain);
+  const auto positions = hn::Reverse(di, hn::Iota(di, static_cast<int32_t>(position)));
+  const auto mask = hn::And(hn::Ge(reversed, floor), hn::FirstN(d, static_cast<size_t>(kStep - first)));
+  hn::StoreU(hn::Compress(reversed, mask), d, held_scores);
   hn::StoreU(hn::Compress(positions, hn::RebindMask(di, mask)), di, held_positions);
-  return static_cast<int64_t>(hn::CountTrue(F32(), mask));
+  return static_cast<int64_t>(hn::CountTrue(d, mask));
 }
 
-// Appends the scores that exceed the threshold behind `held`. Returns the new count.
-int64_t AppendSurvivors(const float* scores, int64_t count, int64_t first_position, float threshold,
+// Appends the scores that reach the floor behind `held`, the last first. Returns the new count.
+int64_t AppendSurvivors(const float* scores, int64_t count, int64_t first_position, float floor,
                         float* held_scores, int32_t* held_positions, int64_t held) {
   const F32 d;
-  const VF limit = hn::Set(d, threshold);
-  int64_t i = 0;
+  const VF limit = hn::Set(d, floor);
+  const auto append = [&](VF score, int64_t first, int64_t at) {
+    held += Append(score, first, first_position + at, limit, held_scores + held, held_positions + held);
+  };
+  int64_t end = count;
   // Four vectors to a branch: late in a stream most such groups hold no survivor; early, which of the four
-  // holds one cannot be predicted and is not asked.
-  for (; i + 4 * kStep <= count; i += 4 * kStep) {
+  // holds one cannot be predicted and is not asked. (NaN is not below the floor here: append() decides.)
+  for (; end >= 4 * kStep; end -= 4 * kStep) {
+    const float* from = scores + end - 4 * kStep;
     VF score[4];
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) score[v] = hn::LoadU(d, scores + i + v * kStep);
-    const auto any = hn::Or(hn::Or(hn::Gt(score[0], limit), hn::Gt(score[1], limit)),
-                            hn::Or(hn::Gt(score[2], limit), hn::Gt(score[3], limit)));
-    if (hn::AllFalse(d, any)) continue;
+    for (int v = 0; v < 4; ++v) score[v] = hn::LoadU(d, from + v * kStep);
+    const auto below = hn::And(hn::And(hn::Lt(score[0], limit), hn::Lt(score[1], limit)),
+                               hn::And(hn::Lt(score[2], limit), hn::Lt(score[3], limit)));
+    if (hn::AllTrue(d, below)) continue;
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) {
-      const VF plain = hn::Add(score[v], hn::Zero(d));
-      held += Append(plain, hn::Gt(plain, limit), first_position + i + v * kStep, held_scores + held,
-                     held_positions + held);
-    }
+    for (int v = 3; v >= 0; --v) append(score[v], 0, end - (4 - v) * kStep);
   }
-  for (; i < count; i += kStep) {
-    const VF score = hn::Add(LoadPart(d, scores + i, count - i), hn::Zero(d));
-    const auto valid = hn::FirstN(d, static_cast<size_t>(count - i));
-    held += Append(score, hn::And(hn::Gt(score, limit), valid), first_position + i, held_scores + held,
-                   held_positions + held);
+  for (; end >= kStep; end -= kStep) append(hn::LoadU(d, scores + end - kStep), 0, end - kStep);
+  if (end > 0) {  // the oldest few, in the upper lanes
+    HWY_ALIGN float rest[kLanes] = {};
+    for (int64_t i = 0; i < end; ++i) rest[kStep - end + i] = scores[i];
+    append(hn::Load(d, rest), kStep - end, end - kStep);
   }
   return held;
-}
-
-// Appends every score, NaN as −infinity.
-int64_t AppendAll(const float* scores, int64_t count, int64_t first_position, float* held_scores,
-                  int32_t* held_positions, int64_t held) {
-  const F32 d;
-  const VF lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
-  for (int64_t i = 0; i < count; i += kStep) {
-    const VF score = hn::Add(LoadPart(d, scores + i, count - i), hn::Zero(d));
-    hn::StoreU(hn::IfThenElse(hn::Eq(score, score), score, lowest), d, held_scores + held + i);
-    hn::StoreU(hn::Iota(I32(), static_cast<int32_t>(first_position + i)), I32(), held_positions + held + i);
-  }
-  return held + count;
 }
 
 int64_t CountGreater(const float* scores, int64_t count, float threshold) {
@@ -96,9 +90,9 @@ float Largest(const float* scores, int64_t count) {
   return largest;
 }
 
-// Keeps, in place and in order, the candidates above the threshold and the first `ties` equal to it. The
-// arrays are padded by a vector beyond `count`. Returns how many stay.
-int64_t Keep(float* scores, int32_t* positions, int64_t count, float threshold, int64_t ties) {
+// Keeps, in place and in order, the candidates above the threshold and, after the first `skip`, those equal
+// to it. The arrays are padded by a vector beyond `count`. Returns how many stay.
+int64_t Keep(float* scores, int32_t* positions, int64_t count, float threshold, int64_t skip) {
   const F32 d;
   const I32 di;
   const VF limit = hn::Set(d, threshold);
@@ -108,19 +102,23 @@ int64_t Keep(float* scores, int32_t* positions, int64_t count, float threshold, 
     const auto position = hn::LoadU(di, positions + i);
     const auto valid = hn::FirstN(d, static_cast<size_t>(count - i));
     const auto equal = hn::And(valid, hn::Eq(score, limit));
-    if (ties > 0 && !hn::AllFalse(d, equal)) {
+    const auto equals = static_cast<int64_t>(hn::CountTrue(d, equal));
+    if (skip > 0 && skip < equals) {
       HWY_ALIGN float s[kLanes];
       HWY_ALIGN int32_t p[kLanes];
       hn::Store(score, d, s);
       hn::Store(position, di, p);
       for (int64_t j = 0; j < kStep && i + j < count; ++j) {
-        if (!(s[j] > threshold) && (s[j] != threshold || ties-- <= 0)) continue;
+        if (!(s[j] > threshold) && (s[j] != threshold || skip-- > 0)) continue;
         scores[kept] = s[j];
         positions[kept++] = p[j];
       }
+      skip = 0;
       continue;
     }
-    const auto mask = hn::And(valid, hn::Gt(score, limit));
+    const auto above = hn::And(valid, hn::Gt(score, limit));
+    const auto mask = skip > 0 ? above : hn::Or(above, equal);
+    skip -= std::min(skip, equals);
     hn::StoreU(hn::Compress(score, mask), d, scores + kept);
     hn::StoreU(hn::Compress(position, hn::RebindMask(di, mask)), di, positions + kept);
     kept += static_cast<int64_t>(hn::CountTrue(d, mask));
@@ -137,7 +135,6 @@ HWY_AFTER_NAMESPACE();
 namespace weft::kernels {
 
 HWY_EXPORT(AppendSurvivors);
-HWY_EXPORT(AppendAll);
 HWY_EXPORT(CountGreater);
 HWY_EXPORT(Largest);
 HWY_EXPORT(Keep);
@@ -146,6 +143,8 @@ namespace {
 
 constexpr int64_t kPadding = 16;  // kernels store whole vectors
 constexpr int64_t kMostAtOnce = 256;
+
+int64_t capacity(int64_t top_k) { return top_k + top_k / 2 + kMostAtOnce; }
 
 // Floats in their order as integers, and back. The two zeros are neighbours.
 constexpr int64_t ordinal(float value) {
@@ -157,14 +156,46 @@ constexpr float from_ordinal(int64_t value) {
   return std::bit_cast<float>(bits < 0 ? bits ^ 0x7fffffff : bits);
 }
 
+// Bisects for a threshold that at least `wanted` and at most `most` of the scores exceed; at least `wanted`
+// exceed `low` (an ordinal). Where there is none, the threshold is the wanted-th largest score itself and
+// `tied` is set.
+struct Threshold {
+  int64_t ordinal = 0;
+  int64_t above = 0;  // scores that exceed it
+  bool tied = false;
+};
+Threshold bisect(const float* scores, int64_t count, int64_t low, int64_t wanted, int64_t most) {
+  const auto count_greater = HWY_DYNAMIC_DISPATCH(CountGreater);
+  int64_t high = ordinal(HWY_DYNAMIC_DISPATCH(Largest)(scores, count));
+  int64_t above_high = 0;  // fewer than `wanted`, always
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    const int64_t greater = count_greater(scores, count, from_ordinal(middle));
+    if (greater >= wanted && greater <= most) return {middle, greater, false};
+    if (greater >= wanted) {
+      low = middle;
+    } else {
+      high = middle;
+      above_high = greater;
+    }
+  }
+  return {high, above_high, true};
+}
+
 }  // namespace
+
+Kth kth_largest(const float* scores, int64_t count, int64_t k) {
+  const int64_t lowest = ordinal(-std::numeric_limits<float>::infinity());
+  const Threshold found = bisect(scores, count, lowest - 1, k, k - 1);
+  return {from_ordinal(found.ordinal) + 0.0f, found.above};
+}
 
 void CandidateList::reset(int64_t top_k) {
   top_k_ = top_k;
   count_ = 0;
-  open_ = true;
-  // A cut leaves at most 1.25 top_k, so at least 0.75 top_k + 512 enter before the next.
-  const auto size = static_cast<size_t>(2 * top_k + 512 + kPadding);
+  written_ = 0;
+  floor_ = -std::numeric_limits<float>::infinity();
+  const auto size = static_cast<size_t>(capacity(top_k) + kPadding);
   if (scores_.size() < size) {
     scores_.resize(size);
     positions_.resize(size);
@@ -172,67 +203,56 @@ void CandidateList::reset(int64_t top_k) {
 }
 
 void CandidateList::make_room(int64_t count) {
-  if (count_ + count <= 2 * top_k_ + 512) return;
-  cut(top_k_, top_k_ + top_k_ / 4);
+  if (count_ + count > capacity(top_k_)) cut(top_k_, top_k_ + top_k_ / 8);
 }
 
 void CandidateList::offer(const float* scores, int64_t count, int64_t first_position) {
-  for (int64_t i = 0; i < count; i += kMostAtOnce) {
-    const int64_t n = std::min(kMostAtOnce, count - i);
+  for (int64_t end = count; end > 0;) {
+    const int64_t n = std::min(kMostAtOnce, end);
+    end -= n;
     make_room(n);
-    float* held_scores = scores_.data();
-    int32_t* held_positions = positions_.data();
-    count_ = open_ ? HWY_DYNAMIC_DISPATCH(AppendAll)(scores + i, n, first_position + i, held_scores,
-                                                     held_positions, count_)
-                   : HWY_DYNAMIC_DISPATCH(AppendSurvivors)(scores + i, n, first_position + i, threshold_,
-                                                           held_scores, held_positions, count_);
+    const int64_t before = count_;
+    count_ = HWY_DYNAMIC_DISPATCH(AppendSurvivors)(scores + end, n, first_position + end, floor_,
+                                                   scores_.data(), positions_.data(), count_);
+    written_ += count_ - before;
   }
 }
 
 void CandidateList::offer(const Candidate* candidates, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = count - 1; i >= 0; --i) {
     make_room(1);
-    if (!open_ && !(candidates[i].score > threshold_)) continue;
+    if (!(candidates[i].score >= floor_)) continue;
     scores_[static_cast<size_t>(count_)] = candidates[i].score;
     positions_[static_cast<size_t>(count_++)] = candidates[i].position;
+    ++written_;
   }
 }
 
 void CandidateList::cut(int64_t wanted, int64_t most) {
   if (count_ <= wanted) return;
-  const auto count_greater = HWY_DYNAMIC_DISPATCH(CountGreater);
-  // At least `wanted` exceed low, fewer than `wanted` exceed high. (Kept ties may equal the last threshold.)
-  int64_t low = ordinal(open_ ? -std::numeric_limits<float>::infinity() : threshold_) - 1;
-  int64_t high = ordinal(HWY_DYNAMIC_DISPATCH(Largest)(scores_.data(), count_));
-  int64_t above_high = 0;
-  int64_t ties = 0;
-  float threshold = 0;
-  for (;;) {
-    if (high - low == 1) {  // the wanted-th score is `high` itself, and several have it
-      threshold = from_ordinal(high);
-      ties = wanted - above_high;
-      break;
-    }
-    const int64_t middle = low + (high - low) / 2;
-    threshold = from_ordinal(middle);
-    const int64_t greater = count_greater(scores_.data(), count_, threshold);
-    if (greater >= wanted && greater <= most) break;
-    if (greater > most) {
-      low = middle;
-    } else {
-      high = middle;
-      above_high = greater;
-    }
+  // Kept ties may equal the floor.
+  const Threshold found = bisect(scores_.data(), count_, ordinal(floor_) - 1, wanted, most);
+  const float threshold = from_ordinal(found.ordinal);
+  int64_t skip = std::numeric_limits<int64_t>::max();  // ties that are dropped: the newest
+  if (found.tied) {
+    floor_ = threshold;
+    // How many reach the threshold: those above the next lower number, if there is one.
+    const int64_t reached =
+        std::isinf(threshold) && threshold < 0
+            ? count_
+            : HWY_DYNAMIC_DISPATCH(CountGreater)(scores_.data(), count_, from_ordinal(found.ordinal - 1));
+    skip = reached - wanted;
+  } else {
+    floor_ = from_ordinal(found.ordinal + 1);
   }
-  count_ = HWY_DYNAMIC_DISPATCH(Keep)(scores_.data(), positions_.data(), count_, threshold, ties);
-  threshold_ = threshold;
-  open_ = false;
+  count_ = HWY_DYNAMIC_DISPATCH(Keep)(scores_.data(), positions_.data(), count_, threshold, skip);
 }
 
 int64_t CandidateList::take(Candidate* out) {
   cut(top_k_, top_k_);
   for (int64_t i = 0; i < count_; ++i) {
-    out[i] = {scores_[static_cast<size_t>(i)], positions_[static_cast<size_t>(i)]};
+    const auto from = static_cast<size_t>(count_ - 1 - i);
+    out[i] = {scores_[from], positions_[from]};
   }
   return count_;
 }

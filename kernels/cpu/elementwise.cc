@@ -166,6 +166,29 @@ void Scale(float* x, float factor, int64_t count) {
                         HWY_ATTR { StorePart(hn::Mul(LoadPart(d, x + i, left), factors), d, x + i, left); });
 }
 
+void Multiply(float* a, const float* b, int64_t count) {
+  const F32 d;
+  ForVectors(count, [&](int64_t i, int64_t left) HWY_ATTR {
+    StorePart(hn::Mul(LoadPart(d, a + i, left), LoadPart(d, b + i, left)), d, a + i, left);
+  });
+}
+
+void Hadamard(float* x, int64_t width) {
+  const F32 d;
+  for (int64_t apart = 1; apart < width; apart *= 2) {
+    for (int64_t block = 0; block < width; block += 2 * apart) {
+      ForVectors(apart, [&](int64_t i, int64_t left) HWY_ATTR {
+        float* low = x + block + i;
+        float* high = low + apart;
+        const VF a = LoadPart(d, low, left), b = LoadPart(d, high, left);
+        StorePart(hn::Add(a, b), d, low, left);
+        StorePart(hn::Sub(a, b), d, high, left);
+      });
+    }
+  }
+  Scale(x, ReciprocalRoot(static_cast<float>(width)), width);
+}
+
 // By the exponent bits: works whatever the thread's floating-point mode.
 bool AllFinite(const float* x, int64_t count) {
   const U32 du;
@@ -231,6 +254,8 @@ HWY_EXPORT(Swiglu);
 HWY_EXPORT(Add);
 HWY_EXPORT(Axpy);
 HWY_EXPORT(Scale);
+HWY_EXPORT(Multiply);
+HWY_EXPORT(Hadamard);
 HWY_EXPORT(AllFinite);
 HWY_EXPORT(AllFiniteBf16);
 HWY_EXPORT(Exp2One);
@@ -265,6 +290,13 @@ void axpy(float scale, const float* x, float* y, int64_t count) {
   HWY_DYNAMIC_DISPATCH(Axpy)(scale, x, y, count);
 }
 void scale(float* x, float factor, int64_t count) { HWY_DYNAMIC_DISPATCH(Scale)(x, factor, count); }
+
+void multiply(float* a, const float* b, int64_t count) { HWY_DYNAMIC_DISPATCH(Multiply)(a, b, count); }
+
+void hadamard(float* x, int64_t width) {
+  CHECK(width > 0 && (width & (width - 1)) == 0, "width ", width);
+  HWY_DYNAMIC_DISPATCH(Hadamard)(x, width);
+}
 bool all_finite(const float* x, int64_t count) { return HWY_DYNAMIC_DISPATCH(AllFinite)(x, count); }
 bool all_finite(DType dtype, const void* x, int64_t count) {
   return dtype == DType::kF32 ? all_finite(static_cast<const float*>(x), count)

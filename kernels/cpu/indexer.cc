@@ -8,7 +8,11 @@
 
 #include "kernels/bf16.h"
 #include "kernels/cpu/candidate_list.h"
+#include "kernels/cpu/index_panel.h"
 #include "kernels/cpu/index_tile.h"
+#include "kernels/elementwise.h"
+#include "kernels/fp8.h"
+#include "kernels/fp8_rows.h"
 #include "proto/vocab/check.h"
 
 namespace weft::kernels {
@@ -48,27 +52,47 @@ struct KeyChunk {
   int64_t panel_count = 0;
   std::array<const float*, kPanelsMax> panels;
   std::array<int64_t, kPanelsMax> first_positions;
+  // FP8: the panels as bf16, and the scales of their columns.
+  std::vector<float> decoded;
+  alignas(64) std::array<float, kChunkKeys> scales;
+
   int64_t run_count = 0;
   std::array<Run, kPanelsMax> run_storage;
   std::span<const Run> runs() const { return {run_storage.data(), static_cast<size_t>(run_count)}; }
 };
 
-// Takes as many blocks as fit from the front of `blocks`.
+// Panel i of a block of FP8 keys, as the chunk's next panel.
+const float* decode_panel(const IndexSelect& p, const IndexKeys& block, int64_t i, KeyChunk& chunk) {
+  const int64_t lanes = panel_width(p.block_tokens);
+  const int64_t at = chunk.panel_count - 1;
+  float* panel = chunk.decoded.data() + at * word_count(p.dtype, p.width) * lanes;
+  const auto* codes = static_cast<const uint8_t*>(block.page_layer);
+  decode_index_panel(codes + i * lanes * p.width, p.width, lanes, panel);
+  std::memcpy(chunk.scales.data() + at * lanes, codes + p.block_tokens * p.width + 4 * i * lanes,
+              static_cast<size_t>(lanes) * sizeof(float));
+  return panel;
+}
+
+// Takes as many blocks as fit from the back of `blocks`, at least one.
 void next_chunk(const IndexSelect& p, std::span<const IndexKeys>& blocks, KeyChunk& chunk) {
   const int64_t lanes = panel_width(p.block_tokens);
   const int64_t panel_words = word_count(p.dtype, p.width) * lanes;
+  const auto panels_of = [&](const IndexKeys& block) { return (block.valid + lanes - 1) / lanes; };
+  size_t first = blocks.size();
+  for (int64_t room = kChunkKeys / lanes; first > 0; --first) {
+    room -= panels_of(blocks[first - 1]);
+    if (room < 0) break;
+  }
   chunk.panel_count = 0;
   chunk.run_count = 0;
+  if (p.fp8_keys) chunk.decoded.resize(static_cast<size_t>(kChunkKeys / lanes * panel_words));
   KeyChunk::Run* last = nullptr;
-  size_t taken = 0;
-  for (; taken < blocks.size(); ++taken) {
-    const IndexKeys& block = blocks[taken];
-    const int64_t panels = (block.valid + lanes - 1) / lanes;
-    if ((chunk.panel_count + panels) * lanes > kChunkKeys) break;
+  for (const IndexKeys& block : blocks.subspan(first)) {
     const int64_t column = chunk.panel_count * lanes;
-    for (int64_t i = 0; i < panels; ++i) {
+    for (int64_t i = 0; i < panels_of(block); ++i) {
       const auto at = static_cast<size_t>(chunk.panel_count++);
-      chunk.panels[at] = static_cast<const float*>(block.page_layer) + i * panel_words;
+      chunk.panels[at] = p.fp8_keys ? decode_panel(p, block, i, chunk)
+                                    : static_cast<const float*>(block.page_layer) + i * panel_words;
       chunk.first_positions[at] = block.first_position + i * lanes;
     }
     if (block.valid == 0) continue;
@@ -80,7 +104,7 @@ void next_chunk(const IndexSelect& p, std::span<const IndexKeys>& blocks, KeyChu
       *last = {column, block.first_position, block.valid};
     }
   }
-  blocks = blocks.subspan(taken);
+  blocks = blocks.first(first);
 }
 
 // Some rows of the call with their queries packed for the tile kernel, and where their scores and candidates
@@ -121,6 +145,14 @@ class RowTile {
         if (tile.last_position < chunk.first_positions[at]) continue;
         kernel(tile, keys, scores_.data() + i * lanes, kScoreStride);
       }
+    }
+  }
+
+  // After score(), of FP8 keys: the rows that see the chunk.
+  void apply_scales(const KeyChunk& chunk, int64_t lanes) {
+    for (int64_t row = 0; row < rows_; ++row) {
+      if (chunk.panel_count == 0 || limit(row) < chunk.first_positions[0]) continue;
+      multiply(scores_.data() + row * kScoreStride, chunk.scales.data(), chunk.panel_count * lanes);
     }
   }
 
@@ -166,6 +198,7 @@ struct Workspace {
 
 void check_call(const IndexSelect& p) {
   check_shape(p.width, p.dtype, p.block_tokens);
+  CHECK(!p.fp8_keys || (p.dtype == DType::kBF16 && p.width <= kFp8Group), "index key width ", p.width);
   CHECK(p.heads > 0 && p.rows >= 0, "heads ", p.heads, ", rows ", p.rows);
   int64_t next = std::numeric_limits<int64_t>::min();
   for (const IndexKeys& block : p.keys) {
@@ -175,7 +208,8 @@ void check_call(const IndexSelect& p) {
   CHECK_LE(next, int64_t{std::numeric_limits<int32_t>::max()});
 }
 
-// Streams `keys` past rows [row_begin, row_end), leaving their best in the workspace's lists.
+// Streams `keys`, the newest first, past rows [row_begin, row_end), leaving their best in the workspace's
+// lists.
 void select_rows(const IndexSelect& p, int64_t row_begin, int64_t row_end, std::span<const IndexKeys> keys,
                  Workspace& work) {
   const ScoreTile kernel = score_tile(p.dtype);
@@ -188,15 +222,19 @@ void select_rows(const IndexSelect& p, int64_t row_begin, int64_t row_end, std::
     work.lists[static_cast<size_t>(row)].reset(p.top_k);
     last = std::max(last, work.rows.limit(row));
   }
-  while (!keys.empty() && keys.front().first_position <= last) {
+  while (!keys.empty() && keys.back().first_position > last) keys = keys.first(keys.size() - 1);
+  while (!keys.empty()) {
     next_chunk(p, keys, work.chunk);
     work.rows.score(work.chunk, lanes, kernel);
+    if (p.fp8_keys) work.rows.apply_scales(work.chunk, lanes);
+    const auto runs = work.chunk.runs();
     for (int64_t row = 0; row < rows; ++row) {
-      for (const KeyChunk::Run& run : work.chunk.runs()) {
-        if (work.rows.limit(row) < run.first_position) break;
-        const int64_t seen = work.rows.limit(row) - run.first_position;  // less one; so it cannot overflow
-        work.lists[static_cast<size_t>(row)].offer(
-            work.rows.scores(row) + run.column, seen < run.count ? seen + 1 : run.count, run.first_position);
+      for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
+        if (work.rows.limit(row) < run->first_position) continue;
+        const int64_t seen = work.rows.limit(row) - run->first_position;  // less one; so it cannot overflow
+        work.lists[static_cast<size_t>(row)].offer(work.rows.scores(row) + run->column,
+                                                   seen < run->count ? seen + 1 : run->count,
+                                                   run->first_position);
       }
     }
   }
@@ -208,11 +246,15 @@ struct Partition {
   int64_t tile_rows = 1, tiles = 0, parts = 1;
 };
 
-Partition partition(const IndexSelect& p, int threads) {
+int64_t tile_rows(const IndexSelect& p) {
   const int64_t row_bytes = p.heads * p.width * static_cast<int64_t>(dtype_bytes(p.dtype));
+  return std::clamp<int64_t>(kTileQueryBytes / row_bytes, 1, kTileRowsMax);
+}
+
+Partition partition(const IndexSelect& p, int threads) {
   const int64_t wanted_tasks = threads == 1 ? 1 : 2 * threads;
   Partition cut;
-  cut.tile_rows = std::clamp<int64_t>(kTileQueryBytes / row_bytes, 1, kTileRowsMax);
+  cut.tile_rows = tile_rows(p);
   // Smaller tiles read the keys more often: not below 16 rows for the sake of threads.
   cut.tile_rows = std::min(cut.tile_rows, std::max<int64_t>(16, (p.rows + wanted_tasks - 1) / wanted_tasks));
   cut.tiles = (p.rows + cut.tile_rows - 1) / cut.tile_rows;
@@ -238,6 +280,15 @@ void store_index_key(const float* key, int64_t width, DType dtype, int64_t block
   }
 }
 
+void store_fp8_index_key(const float* key, int64_t width, bool power_of_two, int64_t block_tokens,
+                         int64_t slot, void* page_layer) {
+  check_shape(width, DType::kBF16, block_tokens);
+  CHECK(width <= kFp8Group && slot >= 0 && slot < block_tokens, "width ", width, ", slot ", slot);
+  auto* codes = static_cast<uint8_t*>(page_layer);
+  const float scale = quantise_e4m3(key, width, power_of_two, codes + slot * width);
+  std::memcpy(codes + block_tokens * width + 4 * slot, &scale, sizeof scale);
+}
+
 void load_index_key(const void* page_layer, int64_t width, DType dtype, int64_t block_tokens, int64_t slot,
                     float* key) {
   check_shape(width, dtype, block_tokens);
@@ -257,10 +308,12 @@ void index_select(const IndexSelect& p, Parallel& parallel) {
   std::vector<Workspace> work(static_cast<size_t>(parallel.thread_count()));
   std::vector<Candidate> part_lists;  // [parts][rows][top_k]
   std::vector<int32_t> part_counts;   // [parts][rows]
+  std::vector<int64_t> part_written;  // [parts][rows]
   if (cut.parts > 1) {
     part_lists.resize(static_cast<size_t>(cut.parts * p.rows * p.top_k));
     part_counts.resize(static_cast<size_t>(cut.parts * p.rows));
   }
+  if (p.written != nullptr) part_written.resize(static_cast<size_t>(cut.parts * p.rows));
   const auto blocks = static_cast<int64_t>(p.keys.size());
   parallel.run(cut.tiles * cut.parts, [&](int64_t task, int thread) {
     const int64_t part = task % cut.parts;
@@ -276,15 +329,23 @@ void index_select(const IndexSelect& p, Parallel& parallel) {
       const int64_t at = part * p.rows + row;
       Candidate* out = cut.parts > 1 ? part_lists.data() + at * p.top_k : p.out + row * p.top_k;
       int32_t& count = cut.parts > 1 ? part_counts[static_cast<size_t>(at)] : p.out_count[row];
-      count = static_cast<int32_t>(own.lists[static_cast<size_t>(row - row_begin)].take(out));
+      CandidateList& list = own.lists[static_cast<size_t>(row - row_begin)];
+      count = static_cast<int32_t>(list.take(out));
+      if (p.written != nullptr) part_written[static_cast<size_t>(at)] = list.written();
     }
   });
+  if (p.written != nullptr) {
+    std::fill_n(p.written, p.rows, 0);
+    for (size_t i = 0; i < part_written.size(); ++i) {
+      p.written[i % static_cast<size_t>(p.rows)] += part_written[i];
+    }
+  }
   if (cut.parts == 1) return;
   parallel.run(p.rows, [&](int64_t row, int thread) {
     Workspace& own = work[static_cast<size_t>(thread)];
     if (own.lists.empty()) own.lists.resize(1);
     own.lists[0].reset(p.top_k);
-    for (int64_t part = 0; part < cut.parts; ++part) {
+    for (int64_t part = cut.parts - 1; part >= 0; --part) {
       const int64_t at = part * p.rows + row;
       own.lists[0].offer(part_lists.data() + at * p.top_k, part_counts[static_cast<size_t>(at)]);
     }
@@ -292,52 +353,31 @@ void index_select(const IndexSelect& p, Parallel& parallel) {
   });
 }
 
-void index_scores(const IndexSelect& p, int64_t row, float* scores) {
+void index_scores(const IndexSelect& p, int64_t row_begin, int64_t row_end, float* scores) {
   check_call(p);
-  CHECK(row >= 0 && row < p.rows, "row ", row);
+  CHECK(0 <= row_begin && row_begin <= row_end && row_end <= p.rows, "rows ", row_begin, " to ", row_end);
   IndexSelect all = p;
   all.row_positions = nullptr;  // every key
+  int64_t stride = 0;
+  for (const IndexKeys& block : p.keys) stride += block.valid;
   Workspace work;
-  work.rows.load(all, row, row + 1);
-  for (std::span<const IndexKeys> keys = p.keys; !keys.empty();) {
-    next_chunk(p, keys, work.chunk);
-    work.rows.score(work.chunk, panel_width(p.block_tokens), score_tile(p.dtype));
-    for (const KeyChunk::Run& run : work.chunk.runs()) {
-      const float* from = work.rows.scores(0) + run.column;
-      scores = std::transform(from, from + run.count, scores, [](float s) { return s + 0.0f; });
-    }
-  }
-}
-
-int64_t merge_candidates(std::span<const std::span<const Candidate>> lists, int64_t top_k, Candidate* out) {
-  CHECK_GT(top_k, 0);
-  std::vector<Candidate> all;
-  std::vector<std::ptrdiff_t> runs;  // where ascending runs of positions begin
-  for (const auto& list : lists) {
-    for (const Candidate& candidate : list) {
-      if (all.empty() || candidate.position < all.back().position) {
-        runs.push_back(static_cast<std::ptrdiff_t>(all.size()));
+  for (int64_t row = row_begin; row < row_end; row += work.rows.rows()) {
+    work.rows.load(all, row, std::min(row_end, row + tile_rows(p)));
+    float* end = scores + (row - row_begin) * stride + stride;
+    for (std::span<const IndexKeys> keys = p.keys; !keys.empty();) {
+      next_chunk(p, keys, work.chunk);
+      work.rows.score(work.chunk, panel_width(p.block_tokens), score_tile(p.dtype));
+      if (p.fp8_keys) work.rows.apply_scales(work.chunk, panel_width(p.block_tokens));
+      const auto runs = work.chunk.runs();
+      for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
+        end -= run->count;
+        for (int64_t i = 0; i < work.rows.rows(); ++i) {
+          const float* from = work.rows.scores(i) + run->column;
+          std::transform(from, from + run->count, end + i * stride, [](float s) { return s + 0.0f; });
+        }
       }
-      all.push_back(candidate);
     }
   }
-  // Lists from index_select are ascending, so there are few runs: merging them is linear in each round.
-  runs.push_back(static_cast<std::ptrdiff_t>(all.size()));
-  while (runs.size() > 2) {
-    std::vector<std::ptrdiff_t> merged;
-    for (size_t i = 0; i + 1 < runs.size(); i += 2) {
-      merged.push_back(runs[i]);
-      if (i + 2 >= runs.size()) continue;
-      std::inplace_merge(all.begin() + runs[i], all.begin() + runs[i + 1], all.begin() + runs[i + 2],
-                         [](const Candidate& a, const Candidate& b) { return a.position < b.position; });
-    }
-    merged.push_back(runs.back());
-    runs = std::move(merged);
-  }
-  CandidateList best;
-  best.reset(top_k);
-  best.offer(all.data(), static_cast<int64_t>(all.size()));
-  return best.take(out);
 }
 
 }  // namespace weft::kernels

@@ -1,12 +1,13 @@
-// The indexer and attention beside the plain float32 multiply-add loop (bf16: also the bf16 dot loop)
-// measured in the same run. One line each: shape, time, GFLOP/s, share of the loop. What is counted:
-// kernel_measure.h.
+// The indexer and attention beside the plain float32 multiply-add loop (bf16: also the bf16 dot loop and,
+// where it is installed, oneDNN's bf16 matrix product) measured in the same run. One line each: shape, time,
+// GFLOP/s, share of the loop. What is counted: kernel_measure.h.
 #include <cstdio>
 #include <cstring>
 
 #include "kernels/features.h"
 #include "tests/bench/ceilings.h"
 #include "tests/bench/kernel_measure.h"
+#include "tests/bench/onednn.h"
 
 namespace weft::bench {
 namespace {
@@ -18,14 +19,18 @@ void run(bool quick) {
     const char* plural = threads == 1 ? " " : "s";
     const double ceiling = fma_gflops(threads, quick ? 0.0 : 0.5);
     const double bf16_ceiling = bf16_dot_gflops(threads, quick ? 0.0 : 0.5);
-    std::printf("%d thread%s: float32 multiply-add loop %.1f GFLOP/s, bf16 dot loop %.1f GFLOP/s\n", threads,
+    const double onednn = onednn_bf16_gflops(512, quick ? 256 : 4096, quick ? 256 : 4096, threads, seconds);
+    std::printf("%d thread%s: float32 multiply-add loop %.1f GFLOP/s, bf16 dot loop %.1f GFLOP/s", threads,
                 plural, ceiling, bf16_ceiling);
+    if (onednn > 0) std::printf(", oneDNN bf16 512 x 4096 x 4096 %.1f GFLOP/s", onednn);
+    std::printf("\n");
     for (DType dtype : {DType::kF32, DType::kBF16}) {
       const auto print = [&](const KernelTime& time) {
         std::printf("%-58s %-4s %d thread%s  %9.3f ms  %7.1f GFLOP/s  %.2f of the multiply-add loop",
                     time.what.c_str(), dtype_name(dtype), threads, plural, time.seconds * 1e3, time.gflops(),
                     time.gflops() / ceiling);
         if (dtype == DType::kBF16) std::printf(", %.2f of the dot loop", time.gflops() / bf16_ceiling);
+        if (dtype == DType::kBF16 && onednn > 0) std::printf(", %.2f of oneDNN", time.gflops() / onednn);
         std::printf("\n");
         std::fflush(stdout);
       };

@@ -92,11 +92,12 @@ TEST(ModelWork, DecodeReadsKeysAndSelectedEntries) {
     const double want = row_operations(c, context) + head;
     EXPECT_NEAR(work.operations, want, 1e-9 * want);
   }
-  // One more token of context: one more index key in each of two index layers, in either dtype.
-  for (DType cache : {DType::kF32, DType::kBF16}) {
+  // One more token of context: one more index key in each of two index layers, 16 wide, in every dtype.
+  for (CacheDType cache : kAllCacheDTypes) {
     const double more =
         decode_work(c, DType::kF32, cache, 101).bytes - decode_work(c, DType::kF32, cache, 100).bytes;
-    EXPECT_DOUBLE_EQ(more, static_cast<double>(2 * c.index_width) * static_cast<double>(dtype_bytes(cache)));
+    const double key = cache == CacheDType::kF32 ? 64 : cache == CacheDType::kBF16 ? 32 : 20;
+    EXPECT_DOUBLE_EQ(more, 2 * key);
   }
 }
 

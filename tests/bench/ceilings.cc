@@ -9,10 +9,13 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/features.h"
+#include "proto/vocab/random.h"
 
 namespace weft::bench {
 namespace {
@@ -153,6 +156,27 @@ double stream_read_gbs(int threads, size_t bytes, double seconds) {
         on_threads(threads, [&](int t) {
           sink_word.store(read_words(memory.data() + static_cast<size_t>(t) * words, words),
                           std::memory_order_relaxed);
+        });
+      },
+      threads);
+  return static_cast<double>(memory.size() * 8) / best * 1e-9;
+}
+
+double random_rows_gbs(int threads, size_t bytes, size_t row_bytes, double seconds) {
+  const size_t rows = bytes / row_bytes / static_cast<size_t>(threads), words = row_bytes / 8;
+  std::vector<uint64_t> memory(rows * words * static_cast<size_t>(threads), 1);
+  std::vector<uint32_t> order(rows);
+  std::iota(order.begin(), order.end(), 0u);
+  SplitMix64 random(1);
+  for (size_t i = rows; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+  const double best = best_seconds(
+      seconds,
+      [&] {
+        on_threads(threads, [&](int t) {
+          const uint64_t* part = memory.data() + static_cast<size_t>(t) * rows * words;
+          uint64_t total = 0;
+          for (const uint32_t row : order) total += read_words(part + row * words, words);
+          sink_word.store(total, std::memory_order_relaxed);
         });
       },
       threads);

@@ -41,6 +41,9 @@ double fma_gflops(int threads, double seconds);
 double bf16_dot_gflops(int threads, double seconds);
 // GB/s of one pass over `bytes` of memory, read once from front to back by each of `threads` on its own part.
 double stream_read_gbs(int threads, size_t bytes, double seconds);
+// GB/s of reading rows of `row_bytes` (a multiple of 64) whole, each once, in random order, out of `bytes`;
+// each of `threads` reads its own part.
+double random_rows_gbs(int threads, size_t bytes, size_t row_bytes, double seconds);
 // GB/s of memcpy of `bytes` to elsewhere, each byte counted once, each thread copying its own part.
 double memcpy_gbs(int threads, size_t bytes, double seconds);
 // Microseconds of the plainest barrier: all threads count up one word and spin on it until all have. A thread

@@ -1,10 +1,12 @@
 #include "tests/bench/kernel_measure.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/cpu/candidate_list.h"
 #include "kernels/indexer.h"
 #include "proto/vocab/random.h"
 #include "tests/bench/ceilings.h"
@@ -34,48 +36,115 @@ class Elements {
   std::vector<std::byte> bytes_;
 };
 
+// Random keys and queries, and the call that selects among them.
+struct IndexProblem {
+  IndexProblem(const IndexShape& shape, DType dtype)
+      : keys(dtype, shape.keys * shape.width, 1),
+        query(dtype, shape.rows * shape.heads * shape.width, 2),
+        weights(static_cast<size_t>(shape.rows * shape.heads)),
+        out(static_cast<size_t>(shape.rows * shape.top_k)),
+        counts(static_cast<size_t>(shape.rows)),
+        written(static_cast<size_t>(shape.rows)) {
+    constexpr int64_t kBlock = 64;
+    SplitMix64 random(3);
+    for (float& w : weights) w = static_cast<float>(random.uniform());
+    for (int64_t b = 0; b < shape.keys / kBlock; ++b) {
+      const auto offset = static_cast<size_t>(b * kBlock * shape.width) * dtype_bytes(dtype);
+      blocks.push_back({keys.data() + offset, b * kBlock, kBlock});
+    }
+    for (int64_t r = 0; r < shape.rows; ++r) positions.push_back(shape.keys - shape.rows + r);
+    call = {.dtype = dtype,
+            .heads = shape.heads,
+            .width = shape.width,
+            .block_tokens = kBlock,
+            .rows = shape.rows,
+            .query = query.data(),
+            .weights = weights.data(),
+            .row_positions = positions.data(),
+            .keys = blocks,
+            .top_k = shape.top_k,
+            .out = out.data(),
+            .out_count = counts.data()};
+    char text[96];
+    std::snprintf(text, sizeof text, "indexer %lld x %lld, %lld keys, %lld rows, top %lld",
+                  (long long)shape.heads, (long long)shape.width, (long long)shape.keys,
+                  (long long)shape.rows, (long long)shape.top_k);
+    what = text;
+  }
+  Elements keys, query;
+  std::vector<float> weights;
+  std::vector<kernels::IndexKeys> blocks;
+  std::vector<int64_t> positions;
+  std::vector<kernels::Candidate> out;
+  std::vector<int32_t> counts;
+  std::vector<int64_t> written;
+  kernels::IndexSelect call;
+  std::string what;
+};
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + std::ssize(values) / 2, values.end());
+  return values[values.size() / 2];
+}
+
 }  // namespace
 
 KernelTime measure_indexer(const IndexShape& shape, DType dtype, int threads, double seconds) {
-  constexpr int64_t kBlock = 64;
-  Elements keys(dtype, shape.keys * shape.width, 1);
-  Elements query(dtype, shape.rows * shape.heads * shape.width, 2);
-  std::vector<float> weights(static_cast<size_t>(shape.rows * shape.heads));
-  SplitMix64 random(3);
-  for (float& w : weights) w = static_cast<float>(random.uniform());
-  std::vector<kernels::IndexKeys> blocks;
-  for (int64_t b = 0; b < shape.keys / kBlock; ++b) {
-    const auto offset = static_cast<size_t>(b * kBlock * shape.width) * dtype_bytes(dtype);
-    blocks.push_back({keys.data() + offset, b * kBlock, kBlock});
-  }
-  std::vector<int64_t> positions;
+  IndexProblem problem(shape, dtype);
   double pairs = 0;
-  for (int64_t r = 0; r < shape.rows; ++r) {
-    positions.push_back(shape.keys - shape.rows + r);
-    pairs += static_cast<double>(positions.back() + 1);
-  }
-  std::vector<kernels::Candidate> out(static_cast<size_t>(shape.rows * shape.top_k));
-  std::vector<int32_t> counts(static_cast<size_t>(shape.rows));
-  const kernels::IndexSelect p{.dtype = dtype,
-                               .heads = shape.heads,
-                               .width = shape.width,
-                               .block_tokens = kBlock,
-                               .rows = shape.rows,
-                               .query = query.data(),
-                               .weights = weights.data(),
-                               .row_positions = positions.data(),
-                               .keys = blocks,
-                               .top_k = shape.top_k,
-                               .out = out.data(),
-                               .out_count = counts.data()};
+  for (const int64_t position : problem.positions) pairs += static_cast<double>(position + 1);
   worker::ThreadPool parallel(threads);
   const double best = best_seconds(
-      seconds, [&] { kernels::index_select(p, parallel); }, threads);
-  char what[96];
-  std::snprintf(what, sizeof what, "indexer %lld x %lld, %lld keys, %lld rows, top %lld",
-                (long long)shape.heads, (long long)shape.width, (long long)shape.keys, (long long)shape.rows,
-                (long long)shape.top_k);
-  return {what, best, pairs * 2.0 * static_cast<double>(shape.heads * shape.width)};
+      seconds, [&] { kernels::index_select(problem.call, parallel); }, threads);
+  return {problem.what, best, pairs * 2.0 * static_cast<double>(shape.heads * shape.width)};
+}
+
+Rivals measure_rivals(const IndexShape& shape, DType dtype, int rounds) {
+  using kernels::Candidate;
+  IndexProblem problem(shape, dtype);
+  std::vector<float> scores(static_cast<size_t>(shape.rows * shape.keys));
+  const auto score_all = [&] { kernels::index_scores(problem.call, 0, shape.rows, scores.data()); };
+  kernels::CandidateList list;
+  const auto two_passes = [&] {
+    score_all();
+    for (int64_t row = 0; row < shape.rows; ++row) {
+      list.reset(shape.top_k);
+      list.offer(scores.data() + row * shape.keys, problem.positions[static_cast<size_t>(row)] + 1, 0);
+      list.take(problem.out.data() + row * shape.top_k);
+    }
+  };
+  std::vector<Candidate> all;
+  const auto plain = [&] {
+    score_all();
+    for (int64_t row = 0; row < shape.rows; ++row) {
+      all.clear();
+      for (int64_t i = 0; i <= problem.positions[static_cast<size_t>(row)]; ++i) {
+        all.push_back({scores[static_cast<size_t>(row * shape.keys + i)], static_cast<int32_t>(i)});
+      }
+      const auto end = all.begin() + std::min(shape.top_k, std::ssize(all));
+      std::nth_element(all.begin(), end - 1, all.end(), kernels::ranks_before);
+      std::sort(all.begin(), end, [](const auto& a, const auto& b) { return a.position < b.position; });
+      std::copy(all.begin(), end, problem.out.begin() + row * shape.top_k);
+    }
+  };
+  const auto streaming = [&] { kernels::index_select(problem.call, kernels::serial()); };
+  const auto seconds_of = [](const auto& work) {
+    const double before = thread_seconds();
+    work();
+    return thread_seconds() - before;
+  };
+  std::vector<double> times[3];
+  for (int round = 0; round < rounds; ++round) {
+    times[0].push_back(seconds_of(streaming));
+    times[1].push_back(seconds_of(two_passes));
+    times[2].push_back(seconds_of(plain));
+  }
+  problem.call.written = problem.written.data();
+  streaming();
+  double written = 0;
+  for (const int64_t count : problem.written) written += static_cast<double>(count);
+  return {problem.what, median(times[0]), median(times[1]), median(times[2]),
+          written / static_cast<double>(shape.rows)};
 }
 
 KernelTime measure_attention(const AttentionShape& shape, DType dtype, int threads, double seconds) {

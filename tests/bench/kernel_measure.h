@@ -25,6 +25,17 @@ struct IndexShape {
 };
 KernelTime measure_indexer(const IndexShape& shape, DType dtype, int threads, double seconds);
 
+// The indexer and two that write all scores of the rows first, on one thread: seconds of its CPU clock, the
+// median of rounds that alternate.
+struct Rivals {
+  std::string what;
+  double streaming = 0;
+  double two_passes = 0;  // selects as the indexer does
+  double plain = 0;       // std::nth_element over (score, position) pairs
+  double written = 0;     // candidates that the indexer writes for a row, on average
+};
+Rivals measure_rivals(const IndexShape& shape, DType dtype, int rounds);
+
 // Absorbed MLA, sixteen rows, as sparse prefill does: each row a task of its own against its own list of
 // `entries` entries at random places of a cache of `context`.
 struct AttentionShape {

@@ -61,16 +61,16 @@ Work prefill_work(const ModelConfig& config, int64_t tokens) {
           0};
 }
 
-Work decode_work(const ModelConfig& config, DType weights, DType cache, int64_t context) {
+Work decode_work(const ModelConfig& config, DType weights, const CacheFormat& cache, int64_t context) {
   const TokenWork token = token_work(config, weights);
   const auto pairs = static_cast<double>(scored(config, context));
   const auto entries = static_cast<double>(attended(config, context));
-  const auto element = static_cast<double>(dtype_bytes(cache));
+  const kv::CacheGeometry geometry = config.cache_geometry(cache, 64);
   return {token.body.operations + token.head.operations + score_operations(config, pairs) +
               attention_operations(config, entries),
           token.body.bytes + token.head.bytes +
-              element * (pairs * static_cast<double>(config.index_layers() * config.index_width) +
-                         entries * static_cast<double>(std::ssize(config.layers) * config.entry_width()))};
+              pairs * static_cast<double>(geometry.stream(kv::Stream::kIndexKeys).token_bytes()) +
+              entries * static_cast<double>(geometry.stream(kv::Stream::kEntries).token_bytes())};
 }
 
 }  // namespace weft::bench

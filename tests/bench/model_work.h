@@ -22,6 +22,6 @@ struct Work {
 // A prompt of `tokens`, one row of logits at its end. Bytes are not counted.
 Work prefill_work(const worker::ModelConfig& config, int64_t tokens);
 // One token after `context` others.
-Work decode_work(const worker::ModelConfig& config, DType weights, DType cache, int64_t context);
+Work decode_work(const worker::ModelConfig& config, DType weights, const CacheFormat& cache, int64_t context);
 
 }  // namespace weft::bench

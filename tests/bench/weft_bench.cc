@@ -1,6 +1,8 @@
 // weft-bench: what this machine can do, and how close Weft comes to it, in one run. docs/benchmarks.md says
 // what each line means. Exit codes: 0 measured; 1 a part could not be run; 2 a bad command line.
 #include <cstdio>
+#include <cstring>
+#include <map>
 
 #include "proto/command_line.h"
 #include "proto/vocab/units.h"
@@ -10,6 +12,7 @@
 #include "tests/bench/guard.h"
 #include "tests/bench/kernel_measure.h"
 #include "tests/bench/machine.h"
+#include "tests/bench/onednn.h"
 #include "tests/bench/serving_measure.h"
 #include "tests/bench/settings.h"
 #include "worker/spin.h"
@@ -52,6 +55,7 @@ Ceilings measure_ceilings(const Settings& settings, Report& report) {
     out.fma[threads] = add("plain float32 multiply-add loop", "GFLOP/s", fma_gflops(threads, seconds));
     out.bf16_dot[threads] = add("bf16 dot loop", "GFLOP/s", bf16_dot_gflops(threads, seconds));
     out.stream[threads] = add("stream read", "GB/s", stream_read_gbs(threads, bytes, seconds));
+    add("read of random rows of 1,152 bytes", "GB/s", random_rows_gbs(threads, bytes, 1152, seconds));
     out.memcpy[threads] = add("memcpy", "GB/s", memcpy_gbs(threads, bytes, seconds));
   }
   out.barrier =
@@ -94,10 +98,22 @@ void measure_collectives(const Settings& settings, Report& report) {
 
 void measure_kernels(const Settings& settings, const Ceilings& ceilings, Report& report) {
   const int64_t scale = settings.quick ? 16 : 1;
+  std::map<int, double> onednn;
+  for (int threads : {1, 2}) {
+    const int64_t width = settings.quick ? 256 : 4096;
+    onednn[threads] = onednn_bf16_gflops(512, width, width, threads, settings.seconds());
+    if (onednn[threads] == 0) continue;
+    report.add(one("ceiling", "oneDNN bf16 512 x 4096 x 4096, " + threads_text(threads), "GFLOP/s",
+                   onednn[threads]));
+  }
   const auto add = [&](const KernelTime& time, DType dtype, int threads) {
     const bool bf16 = dtype == DType::kBF16;
-    char note[64] = "";
+    char note[96] = "";
     if (bf16) std::snprintf(note, sizeof note, "%.2f of the FMA loop", time.gflops() / ceilings.fma[threads]);
+    if (bf16 && onednn[threads] > 0) {
+      std::snprintf(note + std::strlen(note), sizeof note - std::strlen(note), ", %.2f of oneDNN",
+                    time.gflops() / onednn[threads]);
+    }
     report.add(one("kernel", time.what + ", " + dtype_name(dtype) + (threads == 2 ? ", 2 threads" : ""),
                    "GFLOP/s", time.gflops(),
                    bf16 ? Ceiling{"bf16 dot loop", ceilings.bf16_dot[threads]}

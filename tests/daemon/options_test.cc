@@ -66,12 +66,26 @@ TEST(Options, Values) {
   EXPECT_EQ(options.pool_bytes, 64 * kMiB);
   EXPECT_EQ(options.client_endpoint, "ipc:///tmp/weft-x/client.sock");
   EXPECT_EQ(options.control_socket, "/tmp/weft-x/control.sock");
-  EXPECT_EQ(options.cache_dtype, DType::kBF16);
+  EXPECT_EQ(options.cache, CacheFormat(DType::kBF16));
   EXPECT_EQ(options.weight_dtype, DType::kF32);
   EXPECT_FALSE(must({}).weight_dtype.has_value());
   EXPECT_EQ(options.hang_deadline, std::chrono::milliseconds(2500));
   EXPECT_THAT(options.devices[0].cores, ElementsAre(0));
   EXPECT_EQ(options.model_name, "toy");
+}
+
+TEST(Options, IndexKeysFollowTheEntriesUnlessTold) {
+  EXPECT_EQ(must({}).cache, CacheFormat());
+  EXPECT_EQ(must({}).index_cache_option, nullptr);
+  const Options mla = must({"--cache-dtype", "fp8_ds_mla"});
+  EXPECT_EQ(mla.cache.entries, CacheDType::kFp8DsMla);
+  EXPECT_EQ(mla.cache.index_keys, CacheDType::kFp8);
+  EXPECT_EQ(mla.cache.index_name(), "fp8");
+  const Options told = must({"--cache-dtype", "fp8", "--index-cache-dtype", "bf16", "--index-hadamard"});
+  EXPECT_EQ(told.cache.entries, CacheDType::kFp8);
+  EXPECT_EQ(told.cache.index_name(), "bf16, Hadamard");
+  EXPECT_STREQ(told.index_cache_option, "index-hadamard");
+  EXPECT_EQ(must({"--index-cache-dtype=fp8", "--index-scales=f32"}).cache.index_name(), "fp8, float scales");
 }
 
 TEST(Options, ThePoolsSizeIsNamedAsItWasGiven) {
@@ -119,7 +133,11 @@ TEST(Options, BadValuesAreNamed) {
       {{"--index", "half"}, "--index"},
       {{"--block-tokens", "48"}, "--block-tokens"},
       {{"--block-tokens", "512"}, "--block-tokens"},
-      {{"--cache-dtype", "fp8"}, "--cache-dtype"},
+      {{"--cache-dtype", "fp9"}, "must be f32, bf16, fp8_ds_mla or fp8, not 'fp9'"},
+      {{"--index-cache-dtype", "fp8_ds_mla"},
+       "--index-cache-dtype: must be f32, bf16 or fp8, not 'fp8_ds_mla'"},
+      {{"--index-scales", "e8"}, "--index-scales"},
+      {{"--index-scales", "f32"}, "index keys are stored as f32, which has no scales"},
       {{"--weight-dtype", "int4"}, "--weight-dtype"},
       {{"--workers", "2", "--devices", "cpu:0"}, "2 ranks but only 1 devices"},
       {{"--devices", "cpu:banana"}, "--devices"},

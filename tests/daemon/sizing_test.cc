@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
+
 #include "kv/page_pool.h"
 
 namespace weft::daemon {
@@ -61,6 +64,38 @@ TEST(Sizing, ImpossiblePartsAreRefused) {
   EXPECT_EQ(refused(0), "0 KV heads; a block has 1 to 64 parts");
   EXPECT_EQ(refused(96), "96 KV heads; a block has 1 to 64 parts");
   EXPECT_EQ(refused(5), "24 query heads are no multiple of 5 KV heads");
+}
+
+TEST(Sizing, IndexOptionsNeedAnIndexer) {
+  Options options = four_workers();
+  options.index_cache_option = "index-hadamard";
+  wire::ModelDescription model = model_of(1);
+  model.set_model_type("llama");
+  const auto refused = size_everything(options, model);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().text(), "invalid_argument: --index-hadamard: llama has no indexer");
+  model.set_index_layers(3);
+  model.set_index_key_bytes(132);
+  EXPECT_TRUE(size_everything(options, model).has_value());
+}
+
+// Blocks of one format never stand for blocks of another.
+TEST(Sizing, EveryCacheFormatHasItsOwnName) {
+  std::set<std::string> names;
+  Options options = four_workers();
+  const auto add = [&] { names.insert(size_everything(options, model_of(1)).value().cache_format); };
+  for (const CacheDType type : kAllCacheDTypes) {
+    options.cache = type;
+    add();
+    options.cache.index_hadamard = true;
+    add();
+  }
+  options.cache.index_float_scales = true;
+  add();
+  options.block_tokens = 32;
+  options.pool_tokens = 32 * 100;
+  add();
+  EXPECT_EQ(names.size(), 2 * kAllCacheDTypes.size() + 2);
 }
 
 }  // namespace

@@ -14,18 +14,27 @@ namespace {
 
 struct Setting {
   const char* model;
-  DType dtype;  // of weights and cache
+  DType dtype;  // of weights
+  CacheFormat cache = dtype;
 };
 
 BitsModel bits_model(const Setting& setting) {
   BitsModel model;
   model.folder = std::string(WEFT_GOLDEN_FOLDER) + "/" + setting.model;
-  model.weight_dtype = model.cache_dtype = setting.dtype;
+  model.weight_dtype = setting.dtype;
+  model.cache = setting.cache;
   return model;
 }
 
 std::string setting_name(const ::testing::TestParamInfo<Setting>& info) {
-  return std::string(info.param.model) + "_" + dtype_name(info.param.dtype);
+  const std::string name = std::string(info.param.model) + "_" + dtype_name(info.param.dtype);
+  if (info.param.cache == CacheFormat(info.param.dtype)) return name;
+  return name + "_cache_" + cache_dtype_name(info.param.cache.entries);
+}
+
+CacheFormat with_hadamard(CacheFormat format) {
+  format.index_hadamard = true;
+  return format;
 }
 
 bool has_index(const Setting& setting) {
@@ -90,9 +99,14 @@ INSTANTIATE_TEST_SUITE_P(
                       Setting{"glm4_moe_lite", DType::kF32}, Setting{"glm4_moe_lite", DType::kBF16},
                       Setting{"deepseek_v3", DType::kF32}, Setting{"deepseek_v3", DType::kBF16},
                       Setting{"deepseek_v32", DType::kF32}, Setting{"deepseek_v32", DType::kBF16},
+                      Setting{"deepseek_v3", DType::kBF16, CacheDType::kFp8DsMla},
+                      Setting{"deepseek_v32", DType::kBF16, with_hadamard(CacheDType::kFp8DsMla)},
+                      Setting{"deepseek_v32", DType::kF32, CacheDType::kFp8},
+                      Setting{"llama_smol", DType::kBF16, CacheDType::kFp8},
                       Setting{"llama_smol", DType::kF32}, Setting{"llama_smol", DType::kBF16},
                       Setting{"qwen3_moe", DType::kF32}, Setting{"qwen3_moe", DType::kBF16},
                       Setting{"qwen2_window", DType::kF32}, Setting{"qwen2_window", DType::kBF16},
+                      Setting{"qwen2_window", DType::kBF16, CacheDType::kFp8},
                       Setting{"glm_moe_dsa_fp8", DType::kF32}, Setting{"glm_moe_dsa_fp8", DType::kBF16},
                       Setting{"qwen3_moe_nvfp4", DType::kF32}, Setting{"llama_nvfp4", DType::kBF16}),
     setting_name);
@@ -229,7 +243,8 @@ TEST_P(BigBlocks, TheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Models, BigBlocks,
                          ::testing::Values(Setting{"glm_moe_dsa", DType::kF32},
-                                           Setting{"glm_moe_dsa", DType::kBF16}),
+                                           Setting{"glm_moe_dsa", DType::kBF16},
+                                           Setting{"glm_moe_dsa", DType::kBF16, CacheDType::kFp8DsMla}),
                          setting_name);
 
 }  // namespace

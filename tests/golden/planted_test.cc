@@ -18,7 +18,7 @@
 #include "kernels/attention.h"
 #include "kernels/elementwise.h"
 #include "kernels/gemm.h"
-#include "kernels/indexer.h"
+#include "kernels/split_top_k.h"
 #include "tests/support/bits.h"
 #include "worker/model/tree_sum.h"
 
@@ -58,8 +58,8 @@ namespace kv = weft::kv;
 // NOLINTBEGIN: names are the linker's
 #define GEMM _ZN4weft7kernels4gemmERKNS0_4GemmERNS0_8ParallelE
 #define MERGE_PARTIALS _ZN4weft7kernels14merge_partialsEPflll
-#define MERGE_CANDIDATES \
-  _ZN4weft7kernels16merge_candidatesESt4spanIKS1_IKNS0_9CandidateELm18446744073709551615EELm18446744073709551615EElPS2_
+#define FIND_SPLIT_TOP_K \
+  _ZN4weft7kernels16find_split_top_kESt4spanIKNS0_5OfferELm18446744073709551615EElRNS0_9SplitTopKE
 #define ADD _ZN4weft7kernels3addEPfPKfl
 #define CONVERT _ZN4weft7kernels7convertEPKflNS_5DTypeEPv
 #define ATTEND _ZN4weft7kernels6attendERKNS0_9AttentionE
@@ -121,20 +121,21 @@ void WRAP(MERGE_PARTIALS)(float* partials, int64_t count, int64_t stride, int64_
   REAL(MERGE_PARTIALS)(partials, count, stride, latent);
 }
 
-int64_t REAL(MERGE_CANDIDATES)(std::span<const std::span<const kernels::Candidate>> lists, int64_t top_k,
-                               kernels::Candidate* out);
-int64_t WRAP(MERGE_CANDIDATES)(std::span<const std::span<const kernels::Candidate>> lists, int64_t top_k,
-                               kernels::Candidate* out) {
-  if (!is(Plant::kTiesToHigher)) return REAL(MERGE_CANDIDATES)(lists, top_k, out);
-  std::vector<kernels::Candidate> all;
-  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
-  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
-    return a.score > b.score || (a.score == b.score && a.position > b.position);
-  });
-  all.resize(std::min(all.size(), static_cast<size_t>(top_k)));
-  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.position < b.position; });
-  std::copy(all.begin(), all.end(), out);
-  return std::ssize(all);
+void REAL(FIND_SPLIT_TOP_K)(std::span<const kernels::Offer> offers, int64_t top_k, kernels::SplitTopK& out);
+void WRAP(FIND_SPLIT_TOP_K)(std::span<const kernels::Offer> offers, int64_t top_k, kernels::SplitTopK& out) {
+  REAL(FIND_SPLIT_TOP_K)(offers, top_k, out);
+  if (!is(Plant::kTiesToHigher) || !out.by_position) return;
+  const size_t wanted = out.ties.size();
+  out.ties.clear();
+  for (size_t i = 0; i < offers.size(); ++i) {
+    for (int32_t j = 0; j < offers[i].head->count; ++j) {
+      if (offers[i].scores[j] != out.last_score) continue;
+      out.ties.push_back({offers[i].positions[j], static_cast<int32_t>(i)});
+    }
+  }
+  std::sort(out.ties.begin(), out.ties.end(),
+            [](const auto& a, const auto& b) { return a.position > b.position; });
+  out.ties.resize(wanted);
 }
 
 int REAL(CANONICAL_SHARD)(int64_t block);
@@ -309,7 +310,8 @@ class Planted : public ::testing::Test {
     planted = Plant::kNone;
     BitsModel model;
     model.folder = folder;
-    model.weight_dtype = model.cache_dtype = dtype;
+    model.weight_dtype = dtype;
+    model.cache = dtype;
     planted = plant;  // the reference run has it too, as a wrong engine would
     BitsHarness harness(model);
     int64_t bad = 0;

@@ -11,6 +11,7 @@ import os
 import numpy as np
 from safetensors.numpy import load_file
 
+from cache_rounding import Exact
 from reference_model import Trace, best, is_moe, magnitude, mlp, rms_norm, rotate, sigmoid
 
 
@@ -48,6 +49,7 @@ class GroupedModel:
     def __init__(self, config, weights):
         self.c = config
         self.w = {name: np.asarray(value, dtype=np.float64) for name, value in weights.items()}
+        self.cache = Exact()
         self.eps = config["rms_norm_eps"]
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.width = config.get("head_dim") or config["hidden_size"] // self.heads
@@ -106,14 +108,14 @@ class GroupedModel:
     def attention(self, p, x, positions, window):
         q, k = (self.heads_of(p, name, x, positions, True) for name in ("q", "k"))
         v = self.heads_of(p, "v", x, positions, False)
+        q, (k, v) = self.cache.query(q), self.cache.keys_and_values(k, v)
         out = np.empty((len(x), self.heads, self.width))
         for head in range(self.heads):
             kv = head // (self.heads // self.kv_heads)
             for t in range(len(x)):
                 first = int(max(0, t + 1 - window))
                 score = k[first : t + 1, kv] @ q[t, head] * self.scale
-                weight = np.exp(score - score.max())
-                out[t, head] = weight / weight.sum() @ v[first : t + 1, kv]
+                out[t, head] = self.cache.softmax(score) @ v[first : t + 1, kv]
         return self.linear(p + "o_proj", out.reshape(len(x), -1))
 
     def mlp(self, p, x):

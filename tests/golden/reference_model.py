@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cache_rounding import Exact
+
 
 @dataclass
 class Trace:
@@ -110,6 +112,7 @@ class Model:
         self.c = config
         self.w = {name: np.asarray(value, dtype=np.float64) for name, value in weights.items()}
         self.eps = config["rms_norm_eps"]
+        self.cache = Exact()  # cache_rounding.py: what is kept of entries, index keys and queries
         self.latent_eps = 1e-6  # transformers builds both latent norms with its class default
         self.inverse_frequency, self.a, growth = rope_of(config)
         self.scale = (config["qk_nope_head_dim"] + config["qk_rope_head_dim"]) ** -0.5 * growth
@@ -175,12 +178,13 @@ class Model:
         k_rope = rotate(kv[:, latent:], positions, self.inverse_frequency, self.a, interleaved)
         kv_b = self.w[p + "kv_b_proj.weight"].reshape(heads, nope + value, latent)
         absorbed = np.einsum("thn,hnr->thr", q[..., :nope], kv_b[:, :nope])  # q̃ = W_UKᵀ q_nope
+        c, k_rope = self.cache.latent(c, k_rope)
+        absorbed, q_rope = self.cache.query(absorbed), self.cache.query(q_rope)
         out = np.empty((rows, heads, value))
         for t in range(rows):
             keys = selected[t] if selected is not None else np.arange(t + 1)
             score = self.scale * (absorbed[t] @ c[keys].T + q_rope[t] @ k_rope[keys].T)
-            weight = np.exp(score - score.max(-1, keepdims=True))
-            z = weight / weight.sum(-1, keepdims=True) @ c[keys]
+            z = self.cache.softmax(score) @ c[keys]
             out[t] = np.einsum("hr,hvr->hv", z, kv_b[:, nope:])
         return out.reshape(rows, heads * value) @ self.w[p + "o_proj.weight"].T
 
@@ -192,6 +196,7 @@ class Model:
             part[..., :rope] = rotate(
                 part[..., :rope], positions, self.inverse_frequency, self.a, self.index_interleaved
             )
+        q, k = self.cache.index(q, k)
         weight = x @ self.w[p + "weights_proj.weight"].T * heads**-0.5 * width**-0.5
         rows = []
         for t in range(len(x)):

@@ -280,5 +280,44 @@ TEST(Sigmoid, ScalarAndRowAgreeAndAreNearDouble) {
   });
 }
 
+TEST(Hadamard, EqualsTheMatrixAndIsItsOwnInverse) {
+  test::each_instruction_set([] {
+    SplitMix64 random(8);
+    for (int64_t width : {1, 2, 4, 8, 16, 32, 64, 128, 256}) {
+      std::vector<float> x, in;
+      for (int64_t i = 0; i < width; ++i) in.push_back(static_cast<float>(random.uniform() * 2 - 1));
+      x = in;
+      hadamard(x.data(), width);
+      for (int64_t row = 0; row < width; ++row) {
+        double sum = 0;
+        for (int64_t column = 0; column < width; ++column) {
+          const bool negative = std::popcount(static_cast<uint64_t>(row & column)) % 2 != 0;
+          sum += negative ? -static_cast<double>(in[static_cast<size_t>(column)])
+                          : static_cast<double>(in[static_cast<size_t>(column)]);
+        }
+        EXPECT_NEAR(x[static_cast<size_t>(row)], sum / std::sqrt(static_cast<double>(width)), 1e-5) << width;
+      }
+      hadamard(x.data(), width);
+      for (int64_t i = 0; i < width; ++i) {
+        EXPECT_NEAR(x[static_cast<size_t>(i)], in[static_cast<size_t>(i)], 1e-5) << width;
+      }
+    }
+  });
+}
+
+TEST(Hadamard, HasTheSameBitsOnEveryInstructionSet) {
+  std::vector<uint32_t> first;
+  test::each_instruction_set([&] {
+    SplitMix64 random(9);
+    std::vector<float> x;
+    for (int i = 0; i < 128; ++i) x.push_back(static_cast<float>(random.uniform() * 2 - 1));
+    hadamard(x.data(), 128);
+    std::vector<uint32_t> bits;
+    for (float value : x) bits.push_back(std::bit_cast<uint32_t>(value));
+    if (first.empty()) first = bits;
+    EXPECT_EQ(bits, first);
+  });
+}
+
 }  // namespace
 }  // namespace weft::kernels

@@ -112,21 +112,37 @@ TEST(Cost, GroupsOfSeveralRanks) {
   EXPECT_EQ(other.crossed[K::kRows], 78 * (4 + 7) * 6144 * 4);
 }
 
-TEST(Cost, SplitIndexSendsCandidates) {
-  // dcp(8): seven others, each with more than top-k keys.
-  EXPECT_EQ(step_cost(glm(8), decode(100'000, {0, 8, 8}, IndexKind::kSplit, 8), 3).crossed[K::kCandidates],
-            21 * 7 * (4 + 2048 * 8));
-  // tp with a split index: over the whole width.
-  EXPECT_EQ(step_cost(glm(4), decode(100'000, {0, 4, 1}, IndexKind::kSplit, 4), 3).crossed[K::kCandidates],
-            21 * 3 * (4 + 2048 * 8));
+TEST(Cost, FirstOffersAreAShareAndSixDeviations) {
+  EXPECT_EQ(first_offer(2048, 8), 346);  // 256 + 6 √(256 · 7/8)
+  EXPECT_EQ(first_offer(2048, 4), 630);
+  EXPECT_EQ(first_offer(2048, 1), 2048);
+  EXPECT_EQ(first_offer(4, 2), 4);
+  for (int64_t top_k : {1, 2, 7, 512, 2048}) {
+    for (int c = 1; c <= 8; ++c) {
+      EXPECT_LE(first_offer(top_k, c), top_k);
+      EXPECT_GE(first_offer(top_k, c) * c, top_k);
+    }
+  }
+}
+
+TEST(Cost, SplitIndexReadsOffers) {
+  // dcp(8): seven others, each with more than top-k keys: a head and scores, an eleventh of (score, position)
+  // pairs.
+  const Cost cost = step_cost(glm(8), decode(100'000, {0, 8, 8}, IndexKind::kSplit, 8), 3);
+  EXPECT_EQ(cost.crossed[K::kCandidates], 21 * 7 * (16 + 346 * 4));
+  EXPECT_FALSE(cost.exact);
+  // tp with a split index: over the whole width; entries of all ranks are read, hence positions too.
+  const int64_t tp =
+      step_cost(glm(4), decode(100'000, {0, 4, 1}, IndexKind::kSplit, 4), 3).crossed[K::kCandidates];
+  EXPECT_NEAR(static_cast<double>(tp), 21 * 3 * (16 + 630 * 4 + 512 * 4), 21 * 3 * 4 * 2);
   // A row that sees no more than top-k keys scores none.
   EXPECT_EQ(step_cost(glm(8), decode(2047, {0, 8, 8}, IndexKind::kSplit, 8), 3).crossed[K::kCandidates], 0);
-  // One key more: 33 blocks, the last with one key; all eight classes together offer all keys.
+  // One key more: 33 blocks, the last with one key; each of the eight classes offers all its keys first.
   int64_t offered = 0;
   for (int rank = 0; rank < 8; ++rank) {
     offered += step_cost(glm(8), decode(2048, {0, 8, 8}, IndexKind::kSplit, 8), rank).crossed[K::kCandidates];
   }
-  EXPECT_EQ(offered, 21 * 7 * (8 * 4 + 2049 * 8));
+  EXPECT_EQ(offered, 21 * 7 * (8 * 16 + 2049 * 4));
 }
 
 TEST(Cost, DecodeUnderDpIsLocal) {

@@ -27,6 +27,27 @@ TEST(ResidueClass, DividesTheShardWhenCDividesV) {
   }
 }
 
+TEST(ResidueClass, RanksWithoutCommonBlocksAreKnown) {
+  for (int c = 1; c <= 8; ++c) {
+    for (int d = 1; d <= 8; ++d) {
+      const int W = std::lcm(c, d);
+      if (W > 8) continue;
+      for (int origin : {0, 3}) {
+        for (int r = 0; r < W; ++r) {
+          for (int q = 0; q < W; ++q) {
+            bool common = false;
+            for (int64_t block = 0; block < 300 && !common; ++block) {
+              common = owned_class(r % c, origin, c) == residue_class(block, c) &&
+                       owned_class(q % d, origin, d) == residue_class(block, d);
+            }
+            EXPECT_EQ(common, (r - q) % common_classes(c, d) == 0) << c << " " << d << " " << r << " " << q;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(ResidueClass, NoStrideLoadsOneRank) {
   for (int64_t stride : {2, 4, 8, 16, 64}) {
     std::array<int, 8> count{};

@@ -34,7 +34,7 @@ TEST(Convert, Errors) {
 // As bytes: a field that was a plain number keeps its encoding, and unknown numbers survive the parser.
 TEST(Convert, AnUnknownDTypeArrivesAsItWasSent) {
   wire::Describe sent, received;
-  sent.set_cache_dtype(static_cast<wire::WireDType>(7));
+  sent.set_cache_dtype(static_cast<wire::WireCacheDType>(7));
   ASSERT_TRUE(received.ParseFromString(sent.SerializeAsString()));
   EXPECT_FALSE(from_wire(received.cache_dtype(), "cache_dtype").has_value());
 }

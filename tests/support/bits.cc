@@ -105,7 +105,7 @@ EngineOptions BitsHarness::engine_options(int ranks, int64_t chunk, int64_t requ
   const int64_t blocks = (tokens + model_.block_tokens) / model_.block_tokens + 1;
   EngineOptions options;
   options.workers.rank_count = ranks;
-  options.workers.cache_dtype = model_.cache_dtype;
+  options.workers.cache = model_.cache;
   options.workers.block_tokens = model_.block_tokens;
   options.workers.max_step_rows = std::max<int64_t>(model_.prompt_tokens, 512);
   const int64_t pages = 2 * blocks * requests;

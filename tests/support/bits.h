@@ -35,7 +35,8 @@ std::vector<BitsCase> mechanisms_of(int ranks, int64_t chunk, bool with_index);
 
 struct BitsModel {
   std::string folder;
-  DType weight_dtype = DType::kF32, cache_dtype = DType::kF32;
+  DType weight_dtype = DType::kF32;
+  CacheFormat cache;
   bool split_experts = false;
   int64_t block_tokens = 8;
   int64_t prompt_tokens = 205;  // 25 blocks and a partial one

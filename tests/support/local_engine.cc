@@ -18,13 +18,13 @@ LocalOptions worker_options(const EngineOptions& options) {
 controlplane::Limits limits_of(const LocalModel& model, const EngineOptions& options) {
   controlplane::Limits limits;
   limits.rank_count = options.workers.rank_count;
-  limits.geometry = model.config.cache_geometry(options.workers.cache_dtype, options.workers.block_tokens);
+  limits.geometry = model.config.cache_geometry(options.workers.cache, options.workers.block_tokens);
   const int64_t index_pages =
       limits.geometry.page_bytes(kv::Stream::kIndexKeys) > 0 ? options.workers.pool.index_keys : 0;
   limits.pool_pages.assign(static_cast<size_t>(limits.rank_count),
                            {options.workers.pool.entries, index_pages});
   limits.query_bytes =
-      model.config.key_width() * static_cast<int64_t>(dtype_bytes(options.workers.cache_dtype));
+      model.config.key_width() * static_cast<int64_t>(dtype_bytes(options.workers.cache.query_dtype()));
   limits.value_width = model.config.value_width();
   limits.index_topk = model.config.index_topk;
   limits.window = model.config.window();
@@ -51,7 +51,7 @@ RequestId LocalEngine::submit(const std::vector<uint32_t>& prompt, const Request
   controlplane::RequestArrived event;
   event.request = RequestId{next_request_++};
   event.prompt = prompt;
-  event.root = kv::namespace_hash("test", dtype_name(options_.workers.cache_dtype), options.salt);
+  event.root = kv::namespace_hash("test", cache_dtype_name(options_.workers.cache.entries), options.salt);
   event.hashes = kv::block_hashes(event.root, prompt, options_.workers.block_tokens);
   event.sampling = options.sampling;
   event.max_tokens = options.max_tokens;

@@ -46,7 +46,7 @@ struct LocalWorkers::Rank {
 LocalWorkers::LocalWorkers(const LocalModel& model, const LocalOptions& options)
     : model_(model),
       options_(options),
-      geometry_(model.config.cache_geometry(options.cache_dtype, options.block_tokens)) {
+      geometry_(model.config.cache_geometry(options.cache, options.block_tokens)) {
   kv::ControlLimits limits;
   limits.rank_count = options.rank_count;
   limits.block_tokens = options.block_tokens;
@@ -59,8 +59,8 @@ LocalWorkers::LocalWorkers(const LocalModel& model, const LocalOptions& options)
   control_ = std::make_unique<kv::ControlArena>(
       kv::ControlArena::format(anonymous(kv::control_arena_bytes(limits)), limits).value());
 
-  const size_t mailbox = worker::mailbox_bytes(
-      worker::outbox_bytes(model.config, options.cache_dtype, options.rank_count, options.max_step_rows));
+  const size_t mailbox = worker::mailbox_bytes(worker::outbox_bytes(
+      model.config, options.cache.query_dtype(), options.rank_count, options.max_step_rows));
   std::vector<std::byte*> mailboxes;
   for (int rank = 0; rank < options.rank_count; ++rank) {
     memory_.push_back(anonymous(mailbox));
@@ -79,7 +79,7 @@ LocalWorkers::LocalWorkers(const LocalModel& model, const LocalOptions& options)
     worker::RunnerSetup setup;
     setup.config = &model.config;
     setup.weights = &model.weights;
-    setup.cache_dtype = options.cache_dtype;
+    setup.cache = options.cache;
     setup.block_tokens = options.block_tokens;
     setup.max_step_rows = options.max_step_rows;
     setup.rank = rank;

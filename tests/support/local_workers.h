@@ -31,7 +31,7 @@ const LocalModel& local_model(const std::string& folder, DType weight_dtype, boo
 
 struct LocalOptions {
   int rank_count = 1;
-  DType cache_dtype = DType::kF32;
+  CacheFormat cache;
   int64_t block_tokens = 64;
   int64_t max_step_rows = 2048;
   kv::PoolPages pool;  // per rank

@@ -10,10 +10,10 @@
 namespace weft::test {
 namespace {
 
-EngineOptions engine_options(int ranks, DType cache, int64_t context) {
+EngineOptions engine_options(int ranks, CacheFormat cache, int64_t context) {
   EngineOptions options;
   options.workers.rank_count = ranks;
-  options.workers.cache_dtype = cache;
+  options.workers.cache = cache;
   const int64_t blocks = context / options.workers.block_tokens + 4;
   options.workers.pool = {3 * blocks, 3 * blocks};
   options.workers.table_blocks = blocks;
@@ -40,11 +40,32 @@ constexpr controlplane::GroupingWish kGroupings[] = {
     {kv::Split::kZigzag, {kv::DecodeKind::kDp, 1}, kv::IndexKind::kCopied},
 };
 
+// Weights and cache.
+struct Format {
+  DType weights;
+  CacheFormat cache;
+  std::string name() const {
+    return std::string(dtype_name(weights)) + ", " + cache_dtype_name(cache.entries) + ", " +
+           cache.index_name();
+  }
+};
+
+CacheFormat with_hadamard(CacheFormat format) {
+  format.index_hadamard = true;
+  return format;
+}
+
+const Format kFormats[] = {{DType::kF32, DType::kF32},
+                           {DType::kBF16, DType::kBF16},
+                           {DType::kF32, CacheDType::kFp8DsMla},
+                           {DType::kBF16, with_hadamard(CacheDType::kFp8DsMla)},
+                           {DType::kBF16, CacheDType::kFp8}};
+
 TEST(RecallEngine, FindsTheFactsInEveryFormatAndGrouping) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const LocalModel& model = local_model(recall_folder(dtype), dtype);
+  for (const Format& format : kFormats) {
+    const LocalModel& model = local_model(recall_folder(format.weights), format.weights);
     for (const auto& grouping : kGroupings) {
-      LocalEngine engine(model, engine_options(4, dtype, 2000));
+      LocalEngine engine(model, engine_options(4, format.cache, 2000));
       std::vector<std::pair<RequestId, std::string>> asked;
       for (size_t i = 0; i < 3; ++i) {
         const RecallQuestion q = recall_question(2000, i);
@@ -53,7 +74,7 @@ TEST(RecallEngine, FindsTheFactsInEveryFormatAndGrouping) {
       engine.run_all();
       for (const auto& [request, answer] : asked) {
         EXPECT_EQ(text_of(engine.outcome(request)), answer)
-            << dtype_name(dtype) << " " << kv::split_name(grouping.prefill) << " "
+            << format.name() << " " << kv::split_name(grouping.prefill) << " "
             << kv::decode_name(grouping.decode);
       }
     }
@@ -78,13 +99,13 @@ TEST(RecallEngine, FindsTheFactAfterRegrouping) {
 
 // One long context for each format.
 TEST(RecallEngineLong, FindsTheFactAt32768Tokens) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const LocalModel& model = local_model(recall_folder(dtype), dtype);
-    LocalEngine engine(model, engine_options(4, dtype, 32768));
+  for (const Format& format : kFormats) {
+    const LocalModel& model = local_model(recall_folder(format.weights), format.weights);
+    LocalEngine engine(model, engine_options(4, format.cache, 32768));
     const RecallQuestion q = recall_question(32768, 0);
     const RequestId request = engine.submit(tokens_of(q.prompt()), request_options(kGroupings[0]));
     engine.run_all();
-    EXPECT_EQ(text_of(engine.outcome(request)), q.answer) << dtype_name(dtype);
+    EXPECT_EQ(text_of(engine.outcome(request)), q.answer) << format.name();
   }
 }
 

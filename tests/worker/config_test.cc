@@ -91,6 +91,30 @@ TEST(Config, LargeModel) {
   const auto geometry = config->cache_geometry(DType::kBF16, 64);
   EXPECT_EQ(geometry.token_bytes(), 61 * 576 * 2);
   EXPECT_EQ(geometry.block_tokens, 64);
+  EXPECT_EQ(config->cache_geometry(CacheDType::kFp8DsMla, 64).token_bytes(), 61 * 656);
+  EXPECT_EQ(config->cache_geometry(CacheDType::kFp8, 64).token_bytes(), 61 * 576);
+}
+
+// 78 layers, of which 21 own an indexer; the draft layer would be one more.
+TEST(Config, BytesOfAPublishedSparseModel) {
+  json wide = golden("glm_moe_dsa");
+  wide.update({{"num_hidden_layers", 78},
+               {"kv_lora_rank", 512},
+               {"qk_rope_head_dim", 64},
+               {"index_head_dim", 128},
+               {"index_topk_freq", 4},
+               {"index_skip_topk_offset", 3},
+               {"first_k_dense_replace", 3}});
+  wide.erase("indexer_types");
+  wide.erase("mlp_layer_types");
+  const auto config = read(wide);
+  ASSERT_TRUE(config.has_value()) << config.error().text();
+  ASSERT_EQ(config->index_layers(), 21);
+  const auto bytes = [&](CacheFormat format) { return config->cache_geometry(format, 64).token_bytes(); };
+  EXPECT_EQ(bytes(CacheDType::kFp8DsMla), 656 * 78 + 132 * 21);
+  EXPECT_EQ(bytes(CacheDType::kFp8DsMla) + 656 + 132, 54'728);  // with a draft layer
+  EXPECT_EQ(bytes(CacheDType::kFp8), 44'928 + 2'772);
+  EXPECT_EQ(bytes(DType::kBF16), 1152 * 78 + 256 * 21);
 }
 
 // Frequencies that transformers computes (float32) for the same fields.
@@ -353,6 +377,7 @@ TEST(Config, Llama) {
   const kv::CacheGeometry geometry = config->cache_geometry(DType::kBF16, 64);
   EXPECT_EQ(geometry.parts(), 8);
   EXPECT_EQ(geometry.stream(kv::Stream::kEntries).bytes_per_token, 512);
+  EXPECT_EQ(config->cache_geometry(CacheDType::kFp8, 64).stream(kv::Stream::kEntries).bytes_per_token, 264);
   EXPECT_EQ(geometry.token_bytes(), 2 * 2 * 4096 / 4 * 32);  // K and V of a quarter of the heads
 
   json given = llama();

@@ -1,7 +1,8 @@
 // Goal: the counters of real runs equal the cost arithmetic, for every rank, kind and grouping.
 // Method: a prompt in two chunks that begin and end inside blocks, then a decode row, on real runners in one
 // process; each step's meters against kv::step_cost(). Where rows select entries (sparse layers), the entries
-// read from other ranks' pages may only stay below the bound.
+// read from other ranks' pages may only stay below the bound; and what is read of offers of index keys is at
+// least what proves a selection at once, at most all, and most often just that.
 #include <gtest/gtest.h>
 
 #include "kv/cost.h"
@@ -16,11 +17,11 @@ namespace {
 
 constexpr int64_t kBlockTokens = 8;
 
-kv::CostModel cost_model(const LocalModel& model, int ranks, DType cache_dtype) {
+kv::CostModel cost_model(const LocalModel& model, int ranks, CacheFormat cache) {
   worker::WorkerSettings settings;
   settings.rank_count = ranks;
   settings.config = model.config;
-  settings.cache_dtype = cache_dtype;
+  settings.cache = cache;
   settings.block_tokens = kBlockTokens;
   settings.max_step_rows = 64;
   const wire::ModelDescription description = worker::describe_model(settings, 0);
@@ -135,9 +136,27 @@ kv::CrossedBytes measured(const wire::StepResult& result) {
   return out;
 }
 
-// Runs the sequence and compares every step and rank; adds up what was seen, so that the test knows it saw
-// something.
-void check_way(LocalWorkers& workers, const kv::CostModel& model, const Way& way, kv::CrossedBytes& seen) {
+// Added up, so that the test knows it saw something.
+struct Seen {
+  kv::CrossedBytes crossed;
+  int64_t selections = 0, at_once = 0;  // (rank, step) that read own positions alone; of them, proved at once
+};
+
+void check_candidates(const kv::CostModel& model, const kv::CostSpan& span, int64_t got, int64_t predicted,
+                      Seen& seen) {
+  // Else positions of others' chosen keys are read.
+  const bool own_only = kv::common_classes(span.grouping.c, span.index_c) == span.index_c;
+  const int64_t selections = span.rows * model.index_layers();
+  const int64_t positions = own_only ? 0 : selections * model.index_topk * 4;
+  EXPECT_GE(got, predicted - positions);
+  EXPECT_LE(got, selections * (span.index_c - 1) * (16 + 8 * model.index_topk) + positions);
+  if (!own_only || predicted == 0) return;
+  ++seen.selections;
+  seen.at_once += got == predicted;
+}
+
+// Runs the sequence and compares every step and rank.
+void check_way(LocalWorkers& workers, const kv::CostModel& model, const Way& way, Seen& seen) {
   SCOPED_TRACE(way.name());
   kv::CostSpan span;
   span.grouping = way.grouping;
@@ -162,10 +181,12 @@ void check_way(LocalWorkers& workers, const kv::CostModel& model, const Way& way
       EXPECT_EQ(results[static_cast<size_t>(rank)].exchanges(), kv::step_exchanges(model, {&span, 1}));
       kv::CrossedBytes got = measured(results[static_cast<size_t>(rank)]);
       kv::Cost cost = kv::step_cost(model, span, rank);
-      seen += got;
+      seen.crossed += got;
       if (!cost.exact) {
-        EXPECT_LE(got[kv::CrossKind::kEntries], cost.crossed[kv::CrossKind::kEntries]);
-        got[kv::CrossKind::kEntries] = cost.crossed[kv::CrossKind::kEntries] = 0;
+        using K = kv::CrossKind;
+        EXPECT_LE(got[K::kEntries], cost.crossed[K::kEntries]);
+        check_candidates(model, span, got[K::kCandidates], cost.crossed[K::kCandidates], seen);
+        for (K kind : {K::kEntries, K::kCandidates}) got[kind] = cost.crossed[kind] = 0;
       }
       for (int kind = 0; kind < kv::kCrossKinds; ++kind) {
         EXPECT_EQ(got.by_kind[static_cast<size_t>(kind)], cost.crossed.by_kind[static_cast<size_t>(kind)])
@@ -176,14 +197,14 @@ void check_way(LocalWorkers& workers, const kv::CostModel& model, const Way& way
   }
 }
 
-void check_model(const std::string& name, DType cache_dtype, bool draft_layer = false,
+void check_model(const std::string& name, CacheFormat cache, bool draft_layer = false,
                  bool split_experts = false) {
   const LocalModel& model =
       local_model(std::string(WEFT_GOLDEN_FOLDER "/") + name, DType::kF32, draft_layer, split_experts);
   for (int ranks : {1, 2, 3, 4, 8}) {
     LocalOptions options;
     options.rank_count = ranks;
-    options.cache_dtype = cache_dtype;
+    options.cache = cache;
     options.block_tokens = kBlockTokens;
     options.max_step_rows = 64;
     options.pool = {16 * model.config.kv_heads, 16};
@@ -191,13 +212,15 @@ void check_model(const std::string& name, DType cache_dtype, bool draft_layer = 
     options.table_blocks = 16;
     LocalWorkers workers(model, options);
     workers.keep_logits(false);
-    const kv::CostModel cost = cost_model(model, ranks, cache_dtype);
-    kv::CrossedBytes seen;
+    const kv::CostModel cost = cost_model(model, ranks, cache);
+    Seen seen;
     for (const Way& way : all_ways(ranks, cost.index_topk == 0)) check_way(workers, cost, way, seen);
     using K = kv::CrossKind;
-    for (K kind : {K::kEntries, K::kQueries, K::kPartials, K::kRows}) EXPECT_EQ(seen[kind] > 0, ranks > 1);
+    for (K kind : {K::kEntries, K::kQueries, K::kPartials, K::kRows})
+      EXPECT_EQ(seen.crossed[kind] > 0, ranks > 1);
     for (K kind : {K::kIndexKeys, K::kCandidates})
-      EXPECT_EQ(seen[kind] > 0, ranks > 1 && cost.index_topk > 0);
+      EXPECT_EQ(seen.crossed[kind] > 0, ranks > 1 && cost.index_topk > 0);
+    EXPECT_GE(2 * seen.at_once, seen.selections);
   }
 }
 
@@ -212,6 +235,8 @@ TEST(Meter, EqualsTheArithmeticWithADraftLayer) {
   check_model("glm_moe_dsa_draft", DType::kF32, /*draft_layer=*/true);
 }
 TEST(Meter, EqualsTheArithmeticWithSharedSelections) { check_model("glm_moe_dsa", DType::kBF16); }
+TEST(Meter, EqualsTheArithmeticForFp8DsMla) { check_model("glm_moe_dsa", CacheDType::kFp8DsMla); }
+TEST(Meter, EqualsTheArithmeticForFp8KAndV) { check_model("llama_smol", CacheDType::kFp8); }
 
 }  // namespace
 }  // namespace weft::test

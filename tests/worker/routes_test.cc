@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "kernels/attention.h"
-#include "kernels/indexer.h"
+#include "kernels/split_top_k.h"
 #include "proto/vocab/random.h"
 #include "worker/step_runner.h"
 
@@ -160,17 +160,19 @@ struct Player {
     ASSERT_LE(at.bytes, exchange.outbox().size());
     for (const SpanRoute& span : layout.spans()) {
       queries(span, rank, [&](int64_t place, int64_t row, int64_t i) {
-        ASSERT_LT(static_cast<size_t>(place) * sizeof(float), at.counts);
+        ASSERT_LT(static_cast<size_t>(place) * sizeof(float), at.heads);
         out()[place] = word(0, rank, 0, span.first_row + row, i);
       });
     }
-    auto* counts = reinterpret_cast<int32_t*>(exchange.outbox().data() + at.counts);
-    auto* candidates = reinterpret_cast<kernels::Candidate*>(exchange.outbox().data() + at.candidates);
+    std::byte* outbox = exchange.outbox().data();
+    auto* offers = reinterpret_cast<kernels::OfferHead*>(outbox + at.heads);
+    auto* scores = reinterpret_cast<float*>(outbox + at.scores);
+    auto* positions = reinterpret_cast<int32_t*>(outbox + at.positions);
     for (int64_t row = 0; row < layout.split_count(); ++row) {
-      counts[row] = static_cast<int32_t>((row + rank) % (config.index_topk + 1));
-      for (int32_t i = 0; i < counts[row]; ++i) {
-        candidates[row * config.index_topk + i] = {word(1, rank, 0, row, i),
-                                                   static_cast<int32_t>(row * 10 + i)};
+      offers[row].count = static_cast<int32_t>((row + rank) % (config.index_topk + 1));
+      for (int32_t i = 0; i < offers[row].count; ++i) {
+        scores[row * config.index_topk + i] = word(1, rank, 0, row, i);
+        positions[row * config.index_topk + i] = static_cast<int32_t>(row * 10 + i);
       }
     }
     ASSERT_TRUE(exchange.pass(ExchangePoint::kEntries, 0));
@@ -181,13 +183,15 @@ struct Player {
         });
       }
       const EntriesOutbox there = entries_outbox(layout, config, DType::kF32, from);
-      const auto* from_counts = reinterpret_cast<const int32_t*>(exchange.inbox(from).data() + there.counts);
-      const auto* from_candidates =
-          reinterpret_cast<const kernels::Candidate*>(exchange.inbox(from).data() + there.candidates);
+      const std::byte* inbox = exchange.inbox(from).data();
+      const auto* from_offers = reinterpret_cast<const kernels::OfferHead*>(inbox + there.heads);
+      const auto* from_scores = reinterpret_cast<const float*>(inbox + there.scores);
+      const auto* from_positions = reinterpret_cast<const int32_t*>(inbox + there.positions);
       for (int64_t row = 0; row < layout.split_count(); ++row) {
-        ASSERT_EQ(from_counts[row], (row + from) % (config.index_topk + 1));
-        for (int32_t i = 0; i < from_counts[row]; ++i) {
-          ASSERT_EQ(from_candidates[row * config.index_topk + i].score, word(1, from, 0, row, i));
+        ASSERT_EQ(from_offers[row].count, (row + from) % (config.index_topk + 1));
+        for (int32_t i = 0; i < from_offers[row].count; ++i) {
+          ASSERT_EQ(from_scores[row * config.index_topk + i], word(1, from, 0, row, i));
+          ASSERT_EQ(from_positions[row * config.index_topk + i], row * 10 + i);
         }
       }
     }

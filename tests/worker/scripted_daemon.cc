@@ -69,7 +69,8 @@ wire::ToWorker ScriptedDaemon::describe_message(int rank) const {
   describe->set_rank(static_cast<uint32_t>(rank));
   describe->set_rank_count(static_cast<uint32_t>(rank_count_));
   describe->set_model_path(model_path_);
-  describe->set_cache_dtype(wire::DTYPE_F32);
+  describe->set_cache_dtype(wire::CACHE_DTYPE_F32);
+  describe->set_index_cache_dtype(wire::CACHE_DTYPE_F32);
   describe->set_block_tokens(kBlockTokens);
   describe->set_threads(1);
   describe->set_max_step_rows(64);

@@ -270,6 +270,14 @@ TEST(WorkerRefuses, BadDescribe) {
   refuses(ErrorCode::kInvalidArgument, "rank: 2", [](D& d) { d.set_rank(2); });
   refuses(ErrorCode::kInvalidArgument, "block_tokens: 24", [](D& d) { d.set_block_tokens(24); });
   refuses(ErrorCode::kInvalidArgument, "cache_dtype: 0", [](D& d) { d.clear_cache_dtype(); });
+  refuses(ErrorCode::kInvalidArgument, "index_cache_dtype: 0", [](D& d) { d.clear_index_cache_dtype(); });
+  refuses(ErrorCode::kInvalidArgument, "fp8_ds_mla is no layout of index keys",
+          [](D& d) { d.set_index_cache_dtype(wire::CACHE_DTYPE_FP8_DS_MLA); });
+  refuses(ErrorCode::kInvalidArgument,
+          "fp8_ds_mla is a layout of latent entries (MLA), and llama caches K and V", [](D& d) {
+            d.set_model_path(WEFT_GOLDEN_FOLDER "/llama");
+            d.set_cache_dtype(wire::CACHE_DTYPE_FP8_DS_MLA);
+          });
   refuses(ErrorCode::kInvalidArgument, "weight_dtype: 7 is no known dtype",
           [](D& d) { d.set_weight_dtype(static_cast<wire::WireDType>(7)); });
   refuses(ErrorCode::kInvalidArgument, "threads: 0", [](D& d) { d.set_threads(0); });

@@ -78,6 +78,7 @@ std::string model_line(const wire::StatusReply& status) {
   if (!status.weight_dtype().empty()) {
     const std::string quantised = status.weight_format().empty() ? "" : status.weight_format() + " and ";
     out += ", weights " + quantised + status.weight_dtype() + ", cache " + status.cache_dtype();
+    if (!status.index_cache().empty()) out += ", index keys " + status.index_cache();
     if (status.experts() == "split") out += ", experts split";
   }
   return out;

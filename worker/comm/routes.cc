@@ -6,7 +6,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/gemm.h"
-#include "kernels/indexer.h"
+#include "kernels/split_top_k.h"
 #include "proto/vocab/units.h"
 
 namespace weft::worker {
@@ -223,12 +223,12 @@ kv::Range vocabulary_slice(int64_t vocabulary, int rank, int rank_count) {
 namespace {
 
 // Of one span in from's outbox.
-size_t query_bytes(const StepLayout& layout, const ModelConfig& config, DType cache_dtype,
+size_t query_bytes(const StepLayout& layout, const ModelConfig& config, DType query_dtype,
                    const SpanRoute& span, int from) {
   int64_t heads = 0;
   if (span.gathers_query()) heads = span.rows * kv::rank_heads(span.grouping, from, config.heads).size();
   if (span.pass_query) heads = layout.owned_rows(span, from).size() * config.heads;
-  return static_cast<size_t>(heads * config.key_width()) * dtype_bytes(cache_dtype);
+  return static_cast<size_t>(heads * config.key_width()) * dtype_bytes(query_dtype);
 }
 
 // Calls body(span, member, floats) for the partials that `from` sends in a round, in the order of its outbox.
@@ -248,24 +248,29 @@ void for_partials(const StepLayout& layout, const ModelConfig& config, int from,
 
 }  // namespace
 
-EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config, DType cache_dtype,
+EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config, DType query_dtype,
                              int from) {
   EntriesOutbox out;
   size_t at = 0;
-  for (const SpanRoute& span : layout.spans()) at += query_bytes(layout, config, cache_dtype, span, from);
-  out.counts = at = static_cast<size_t>(round_up(static_cast<int64_t>(at), 64));
-  at += static_cast<size_t>(layout.split_count()) * sizeof(int32_t);
-  out.candidates = at = static_cast<size_t>(round_up(static_cast<int64_t>(at), 64));
-  at += static_cast<size_t>(layout.split_count() * config.index_topk) * sizeof(kernels::Candidate);
+  for (const SpanRoute& span : layout.spans()) at += query_bytes(layout, config, query_dtype, span, from);
+  const auto place = [&](int64_t bytes) {
+    const auto begin = static_cast<size_t>(round_up(static_cast<int64_t>(at), 64));
+    at = begin + static_cast<size_t>(bytes);
+    return begin;
+  };
+  const int64_t rows = layout.split_count();
+  out.heads = place(rows * static_cast<int64_t>(sizeof(kernels::OfferHead)));
+  out.scores = place(rows * config.index_topk * static_cast<int64_t>(sizeof(float)));
+  out.positions = place(rows * config.index_topk * static_cast<int64_t>(sizeof(int32_t)));
   out.bytes = at;
   return out;
 }
 
-size_t queries_offset(const StepLayout& layout, const ModelConfig& config, DType cache_dtype,
+size_t queries_offset(const StepLayout& layout, const ModelConfig& config, DType query_dtype,
                       const SpanRoute& span, int from) {
   size_t at = 0;
   for (int i = 0; i < span.index; ++i) {
-    at += query_bytes(layout, config, cache_dtype, layout.spans()[static_cast<size_t>(i)], from);
+    at += query_bytes(layout, config, query_dtype, layout.spans()[static_cast<size_t>(i)], from);
   }
   return at;
 }

@@ -8,15 +8,14 @@
 // Outboxes of rank r, by exchange point (floats unless stated; nodes: maximal tree nodes of r's segments in
 // the group; spans and rows of groups that r is not in are left out):
 //
-//   kEntries          per span: if it gathers queries, [rows][heads of r][entry width] in cache dtype; if it
-//   passes
-//                     them, [rows of r][all heads][entry width]
-//                     │ int32 [split rows] │ Candidate [split rows][k]
+//   kEntries          per span: if it gathers queries, [rows][heads of r][key width] in the dtype of queries; if
+//                     it passes them, [rows of r][all heads][key width]
+//                     │ OfferHead [split rows] │ float [split rows][k] │ int32 [split rows][k]:
+//                     offers of index keys (kernels/split_top_k.h), scores and positions
 //   kPartials         once, or in rounds: per dcp span, per member of the c-group whose heads r sends in this
-//   round,
-//                     ascending: [rows][heads of the member][latent + 2]; then, in the first round, per span
-//                     that passes queries, per other owner, per part that r reads for it: [its rows][heads of
-//                     the part] [latent + 2]
+//                     round, ascending: [rows][heads of the member][latent + 2]; then, in the first round, per
+//                     span that passes queries, per other owner, per part that r reads for it: [its rows]
+//                     [heads of the part][latent + 2]
 //   kAttentionSums    per group: [nodes][rows of the group][hidden] │ [whole rows of r][hidden], normed
 //   kFeedForwardSums  [nodes][all rows][hidden], of the group of all ranks
 //   kHeadRows         [head rows of the batch that r provides][hidden], normed
@@ -153,13 +152,13 @@ kv::Range vocabulary_slice(int64_t vocabulary, int rank, int rank_count);
 
 // Byte offsets inside an outbox of kEntries.
 struct EntriesOutbox {
-  size_t counts = 0, candidates = 0, bytes = 0;
+  size_t heads = 0, scores = 0, positions = 0, bytes = 0;
 };
-EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config, DType cache_dtype,
+EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config, DType query_dtype,
                              int from);
 
 // Byte offset of the queries of a span that gathers them, in from's outbox of kEntries.
-size_t queries_offset(const StepLayout& layout, const ModelConfig& config, DType cache_dtype,
+size_t queries_offset(const StepLayout& layout, const ModelConfig& config, DType query_dtype,
                       const SpanRoute& span, int from);
 
 // Whether `from` sends the partials of `member`'s heads in a round of kPartials. All to all: in round 0,

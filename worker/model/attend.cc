@@ -257,8 +257,10 @@ std::vector<std::span<const AttendJob>> attend_calls(const StepState& state,
 void attend_rows(const StepState& state, int64_t heads, std::span<const kernels::AttentionRow> rows,
                  const void* const* entries) {
   const ModelConfig& config = state.config;
-  kernels::attend({.dtype = state.setup.cache_dtype,
+  const kernels::EntryFormat format = config.entry_format(state.setup.cache.entries);
+  kernels::attend({.dtype = format.dtype,
                    .shape = config.entry_shape(),
+                   .fp8 = format.fp8,
                    .heads = heads,
                    .query_stride = config.key_width(),
                    .rows = rows,

@@ -16,7 +16,7 @@ struct AttendJob {
   int64_t position = 0;
   int64_t home = -1;            // home row, for what it selected; −1: of another rank, and dense
   int part = 0;                 // of the entries
-  const void* query = nullptr;  // [heads][entry width], cache dtype
+  const void* query = nullptr;  // [heads][key width], query dtype
   int64_t heads = 0;
   // Out, merged over the shards this rank reads; one of:
   float* partials = nullptr;  // [heads][value width + 2]

@@ -57,7 +57,7 @@ struct AttentionPhase::Work {
     return kv::rank_heads(ranks, rank, state.config.heads);
   }
   int64_t query_bytes() const {  // of one head
-    return state.config.key_width() * static_cast<int64_t>(dtype_bytes(state.setup.cache_dtype));
+    return state.config.key_width() * static_cast<int64_t>(dtype_bytes(state.setup.cache.query_dtype()));
   }
   float* z_of(const SpanRoute& span) { return z_wide.data() + z_offset[static_cast<size_t>(span.index)]; }
   // Those of some heads that read a part.
@@ -71,7 +71,7 @@ void AttentionPhase::Work::publish_queries() {
   for (const SpanRoute& span : state.layout.spans()) {
     if (!span.gathers_query() || !state.attends(span)) continue;
     std::memcpy(state.exchange.outbox().data() +
-                    queries_offset(state.layout, state.config, state.setup.cache_dtype, span, state.rank),
+                    queries_offset(state.layout, state.config, state.setup.cache.query_dtype(), span, state.rank),
                 ends->wide_query(span),
                 static_cast<size_t>(span.rows * heads_of(span.grouping, state.rank).size() * query_bytes()));
   }
@@ -103,7 +103,7 @@ void AttentionPhase::Work::attend_wide(int64_t layer) {
     const kv::Range source = received ? heads : ends->query_heads(span);
     const std::byte* queries =
         received ? state.exchange.inbox(member).data() +
-                       queries_offset(state.layout, config, state.setup.cache_dtype, span, member)
+                       queries_offset(state.layout, config, state.setup.cache.query_dtype(), span, member)
                  : ends->wide_query(span);
     float* out = span.dcp() ? partials.at(span, member) : z_of(span);
     for (int64_t row = 0; row < span.rows; ++row) {

@@ -26,7 +26,7 @@ kv::Range AttentionEnds::query_heads(const SpanRoute& span) const {
 void AttentionEnds::for_queries(
     const std::function<void(kv::Range home, kv::Range heads, std::byte* out)>& make) {
   const auto head_bytes =
-      state.config.key_width() * static_cast<int64_t>(dtype_bytes(state.setup.cache_dtype));
+      state.config.key_width() * static_cast<int64_t>(dtype_bytes(state.setup.cache.query_dtype()));
   struct Run {
     kv::Range home, heads;
     int64_t offset;
@@ -59,7 +59,7 @@ void AttentionEnds::for_queries(
 void AttentionEnds::for_plain_queries(int64_t width,
                                       const std::function<void(kv::Range home, std::byte* out)>& make) {
   const int64_t row_bytes =
-      state.config.heads * width * static_cast<int64_t>(dtype_bytes(state.setup.cache_dtype));
+      state.config.heads * width * static_cast<int64_t>(dtype_bytes(state.setup.cache.query_dtype()));
   for (const StepState::WholeRun& run : state.whole_runs()) {
     if (!run.expands) continue;
     scratch(plain_query_, whole() * row_bytes);

@@ -2,9 +2,9 @@
 // from the merged values of the heads to the left side of o_proj. What lies between (attention.cc) knows
 // widths only.
 //
-// Queries lie as [row][heads][key width] in the cache's dtype: of wide rows the heads of this rank (or of its
-// c-group, where queries are replicated), of whole rows all heads. Rows that other groups attend to are left
-// out. Belongs to the thread that runs the step; scratch grows and is kept.
+// Queries lie as [row][heads][key width] in the dtype that the cache is computed with: of wide rows the heads
+// of this rank (or of its c-group, where queries are replicated), of whole rows all heads. Rows that other
+// groups attend to are left out. Belongs to the thread that runs the step; scratch grows and is kept.
 #pragma once
 
 #include <functional>

@@ -71,7 +71,7 @@ void Grouped::add_queries(const LayerWeights& w, const std::byte* x, kv::Range h
   scratch(q_, rows * stride);
   product(w.q, x + home.begin * d * static_cast<int64_t>(dtype_bytes(state.weights.dtype)), d, rows,
           q_.data(), stride, heads);
-  const DType dtype = state.setup.cache_dtype;
+  const DType dtype = state.setup.cache.query_dtype();
   for_rows(state.parallel, rows, 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       finish_heads(q_.data() + i * stride, w.q_bias, w.q_norm, heads, home.begin + i);

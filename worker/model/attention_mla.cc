@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/elementwise.h"
+#include "kernels/fp8_rows.h"
 #include "worker/model/attention_ends.h"
 #include "worker/model/cache_view.h"
 
@@ -23,6 +24,8 @@ class Mla : public AttentionEnds {
   void project_entries(const LayerWeights& w, int64_t layer, const std::byte* hidden, kv::Range home);
   void index_projections(const LayerWeights& w, int64_t index_layer, const std::byte* hidden,
                          const std::byte* latent, kv::Range home);
+  void finish_index_vector(float* vector, int64_t home) const;
+  void round_index_queries();
   void offer(int64_t index_layer);
   void plain_queries(const LayerWeights& w, const std::byte* latent, kv::Range home, std::byte* out);
   void absorb(const LayerWeights& w, const std::byte* latent, kv::Range home, kv::Range heads,
@@ -112,11 +115,9 @@ void Mla::index_projections(const LayerWeights& w, int64_t index_layer, const st
                         end - begin, width, key + begin * width, width);
     kernels::scale(weight + begin * heads, factor, (end - begin) * heads);
     for (int64_t i = begin; i < end; ++i) {
-      const float *cosines = cosine(home.begin + i), *sines = sine(home.begin + i);
-      kernels::rope(key + i * width, config.rope, cosines, sines, config.index_rope_layout);
+      finish_index_vector(key + i * width, home.begin + i);
       for (int64_t head = 0; head < heads; ++head) {
-        kernels::rope(query + (i * heads + head) * width, config.rope, cosines, sines,
-                      config.index_rope_layout);
+        finish_index_vector(query + (i * heads + head) * width, home.begin + i);
       }
     }
   });
@@ -124,20 +125,50 @@ void Mla::index_projections(const LayerWeights& w, int64_t index_layer, const st
 }
 
 void Mla::offer(int64_t index_layer) {
-  const int64_t count = state.home_count() * state.config.index_heads * state.config.index_width;
-  const DType dtype = state.setup.cache_dtype;
-  std::byte* stored = scratch(index_query_stored_, count * static_cast<int64_t>(dtype_bytes(dtype)));
-  scratch(index_query_, count);  // of rows that others attend to there is nothing in it
-  kernels::convert(index_query_.data(), count, dtype, stored);
-  selection_.offer(index_layer, stored, index_weights_.data());
+  // Of rows that others attend to there is nothing in these two.
+  scratch(index_query_, state.home_count() * state.config.index_heads * state.config.index_width);
+  scratch(index_weights_, state.home_count() * state.config.index_heads);
+  round_index_queries();
+  selection_.offer(index_layer, index_query_stored_.data(), index_weights_.data());
 }
 
-// q_nope ‖ rope(q_pe) for all heads, in cache dtype.
+// The last steps of an index query or key of a home row, in place.
+void Mla::finish_index_vector(float* vector, int64_t home) const {
+  const ModelConfig& config = state.config;
+  kernels::rope(vector, config.rope, cosine(home), sine(home), config.index_rope_layout);
+  if (state.setup.cache.index_hadamard) kernels::hadamard(vector, config.index_width);
+}
+
+// Index queries as they are scored. Beside FP8 keys they are FP8 values themselves, and their scales join the
+// weights of the heads.
+void Mla::round_index_queries() {
+  const CacheFormat& cache = state.setup.cache;
+  const DType dtype = cache.index_query_dtype();
+  const int64_t width = state.config.index_width, vectors = state.home_count() * state.config.index_heads;
+  const auto vector_bytes = width * static_cast<int64_t>(dtype_bytes(dtype));
+  std::byte* stored = scratch(index_query_stored_, vectors * vector_bytes);
+  for_rows(state.parallel, vectors, 256, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const float* query = index_query_.data() + i * width;
+      std::byte* to = stored + i * vector_bytes;
+      if (cache.index_keys != CacheDType::kFp8) {
+        kernels::convert(query, width, dtype, to);
+        continue;
+      }
+      uint8_t codes[kernels::kFp8Group];
+      const float scale = kernels::quantise_e4m3(query, width, !cache.index_float_scales, codes);
+      kernels::decode_e4m3(codes, width, 1, reinterpret_cast<uint16_t*>(to));
+      index_weights_[static_cast<size_t>(i)] *= scale;
+    }
+  });
+}
+
+// q_nope ‖ rope(q_pe) for all heads, in the dtype of queries.
 void Mla::plain_queries(const LayerWeights& w, const std::byte* latent, kv::Range home, std::byte* out) {
   const ModelConfig& config = state.config;
   const int64_t head_width = config.nope + config.rope, stride = config.heads * head_width;
   const int64_t latent_width = config.q_lora_rank > 0 ? config.q_lora_rank : config.hidden;
-  const DType dtype = state.setup.cache_dtype;
+  const DType dtype = state.setup.cache.query_dtype();
   scratch(q_, home.size() * stride);
   product(w.q_b, latent + home.begin * latent_width * weight_bytes(), latent_width, home.size(), q_.data(),
           stride, all_heads());
@@ -181,9 +212,9 @@ void Mla::absorb(const LayerWeights& w, const std::byte* latent, kv::Range home,
         kernels::rope(target, config.rope, cosine(home.begin + i), sine(home.begin + i), config.rope_layout);
       }
     }
-    const auto cache_bytes = static_cast<int64_t>(dtype_bytes(state.setup.cache_dtype));
-    kernels::convert(absorbed_.data() + begin * out_stride, (end - begin) * out_stride,
-                     state.setup.cache_dtype, out + begin * out_stride * cache_bytes);
+    const DType query_dtype = state.setup.cache.query_dtype();
+    kernels::convert(absorbed_.data() + begin * out_stride, (end - begin) * out_stride, query_dtype,
+                     out + begin * out_stride * static_cast<int64_t>(dtype_bytes(query_dtype)));
   });
 }
 

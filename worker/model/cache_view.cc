@@ -107,14 +107,14 @@ Result<void> make_views(StepState& state, const wire::StepPlan& plan) {
 }
 
 void store_entries(StepState& state, int64_t layer, const NewEntries& rows) {
-  const int64_t width = state.config.entry_width();
+  const kernels::EntryFormat format = state.config.entry_format(state.setup.cache.entries);
   const int64_t bytes = state.geometry.stream(kv::Stream::kEntries).bytes_per_token;
   const int64_t P = state.setup.block_tokens;
   for (int64_t i = 0; i < rows.count; ++i) {
     const HomeRow& row = state.home()[static_cast<size_t>(rows.home_begin + i)];
     for_holders(state, row, rows.part, [&](const kv::PagePool& pool, PageId page, bool remote) {
       std::byte* slot = pool.layer(kv::Stream::kEntries, page, layer) + (row.position % P) * bytes;
-      kernels::convert(rows.entries + i * rows.stride, width, state.setup.cache_dtype, slot);
+      kernels::store_entry(format, rows.entries + i * rows.stride, slot);
       if (remote) state.count(row.span, kv::CrossKind::kEntries, bytes);
     });
   }
@@ -122,14 +122,21 @@ void store_entries(StepState& state, int64_t layer, const NewEntries& rows) {
 
 void store_index_keys(StepState& state, int64_t index_layer, kv::Range home, const float* keys) {
   const int part = state.geometry.first_part(kv::Stream::kIndexKeys);
+  const CacheFormat& cache = state.setup.cache;
   const int64_t width = state.config.index_width;
   const int64_t P = state.setup.block_tokens;
   const int64_t bytes = state.geometry.stream(kv::Stream::kIndexKeys).bytes_per_token;
   for (int64_t i = home.begin; i < home.end; ++i) {
     const HomeRow& row = state.home()[static_cast<size_t>(i)];
     for_holders(state, row, part, [&](const kv::PagePool& pool, PageId page, bool remote) {
-      kernels::store_index_key(keys + i * width, width, state.setup.cache_dtype, P, row.position % P,
-                               pool.layer(kv::Stream::kIndexKeys, page, index_layer));
+      std::byte* page_layer = pool.layer(kv::Stream::kIndexKeys, page, index_layer);
+      if (cache.index_keys == CacheDType::kFp8) {
+        kernels::store_fp8_index_key(keys + i * width, width, !cache.index_float_scales, P, row.position % P,
+                                     page_layer);
+      } else {
+        kernels::store_index_key(keys + i * width, width, cache.index_query_dtype(), P, row.position % P,
+                                 page_layer);
+      }
       if (remote) state.count(row.span, kv::CrossKind::kIndexKeys, bytes);
     });
   }

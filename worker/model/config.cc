@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "kernels/indexer.h"
+#include "proto/vocab/check.h"
 #include "proto/vocab/units.h"
 #include "worker/model/field_reader.h"
 #include "worker/model/json_file.h"
@@ -451,15 +453,27 @@ int64_t ModelConfig::window_layers() const {
                        [](const LayerConfig& layer) { return layer.window > 0; });
 }
 
-kv::CacheGeometry ModelConfig::cache_geometry(DType cache_dtype, int64_t block_tokens) const {
-  const auto element = static_cast<int64_t>(dtype_bytes(cache_dtype));
+kernels::EntryFormat ModelConfig::entry_format(CacheDType type) const {
+  kernels::EntryFormat format{compute_dtype(type), entry_width(), {}};
+  const bool mla = attention == AttentionKind::kMla;
+  CHECK(mla || type != CacheDType::kFp8DsMla);
+  if (type == CacheDType::kFp8DsMla) format.fp8 = {1, latent, true};
+  if (type == CacheDType::kFp8) {
+    format.fp8 = mla ? kernels::Fp8Part{1, latent + rope, false} : kernels::Fp8Part{2, head_width, true};
+  }
+  return format;
+}
+
+kv::CacheGeometry ModelConfig::cache_geometry(const CacheFormat& format, int64_t block_tokens) const {
+  const int64_t index_key_bytes = kernels::index_key_bytes(index_width, format.index_query_dtype(),
+                                                           format.index_keys == CacheDType::kFp8);
   kv::CacheGeometry out;
   out.block_tokens = block_tokens;
   out.heads = heads;
   out.streams[static_cast<size_t>(kv::Stream::kEntries)] = {static_cast<int64_t>(layers.size()),
-                                                            entry_width() * element, kv_heads};
-  out.streams[static_cast<size_t>(kv::Stream::kIndexKeys)] = {
-      index_layers(), index_layers() == 0 ? 0 : index_width * element};
+                                                            entry_format(format.entries).bytes(), kv_heads};
+  out.streams[static_cast<size_t>(kv::Stream::kIndexKeys)] = {index_layers(),
+                                                              index_layers() == 0 ? 0 : index_key_bytes};
   return out;
 }
 

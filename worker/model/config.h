@@ -11,8 +11,10 @@
 
 #include "kernels/attention.h"
 #include "kernels/elementwise.h"
+#include "kernels/entry.h"
 #include "kernels/router.h"
 #include "kv/layout.h"
+#include "proto/vocab/cache_format.h"
 #include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
 #include "worker/model/quantisation.h"
@@ -95,12 +97,14 @@ struct ModelConfig {
   // The window of the layers that have one (it is one size for all), and their number.
   int64_t window() const;
   int64_t window_layers() const;
-  kv::CacheGeometry cache_geometry(DType cache_dtype, int64_t block_tokens) const;
+  // The form must be one that the model can have (worker/describe.cc checks it).
+  kernels::EntryFormat entry_format(CacheDType type) const;
+  kv::CacheGeometry cache_geometry(const CacheFormat& format, int64_t block_tokens) const;
 };
 
 // Reads <folder>/config.json (and eos ids of generation_config.json, and hf_quant_config.json, if present).
-// kBadCheckpoint names the field; kUnsupported for a model_type or option that this build does not serve.
-// With `draft_layer`, the model's draft layer is to be loaded; kUnsupported if it has none.
+// kBadCheckpoint names the field; kUnsupported for a model_type or option that this build does not serve. With
+// `draft_layer`, the model's draft layer is to be loaded; kUnsupported if it has none.
 Result<ModelConfig> read_model_config(const std::string& folder, bool draft_layer = false);
 
 }  // namespace weft::worker

@@ -65,7 +65,8 @@ void Expanded::gather(const SpanRoute& span, int64_t layer, int shard, int64_t e
   const int64_t P = state_.setup.block_tokens,
                 layer_offset = layer * state_.geometry.layer_bytes(kv::Stream::kEntries);
   const int64_t bytes = state_.geometry.stream(kv::Stream::kEntries).bytes_per_token;
-  const DType dtype = state_.setup.cache_dtype;
+  const kernels::EntryFormat format = config.entry_format(state_.setup.cache.entries);
+  const DType dtype = format.dtype;
   const auto& all = view.shard_positions[static_cast<size_t>(shard)];
   context.positions.assign(all.begin(), std::lower_bound(all.begin(), all.end(), end));
   const int64_t n = std::ssize(context.positions);
@@ -78,10 +79,15 @@ void Expanded::gather(const SpanRoute& span, int64_t layer, int shard, int64_t e
                                i * entry_width() * static_cast<int64_t>(dtype_bytes(dtype)));
   }
   for_rows(state_.parallel, n, 64, [&](int64_t first, int64_t last) {
+    std::vector<uint16_t> loaded(static_cast<size_t>(format.width));
     for (int64_t i = first; i < last; ++i) {
       const int64_t position = context.positions[static_cast<size_t>(i)];
       const std::byte* entry =
           part.page[static_cast<size_t>(position / P)] + layer_offset + position % P * bytes;
+      if (format.fp8.elements() > 0) {
+        kernels::load_fp8_entry(format, entry, loaded.data());
+        entry = reinterpret_cast<const std::byte*>(loaded.data());
+      }
       kernels::convert_to_f32(entry, dtype, config.latent, context.latent.data() + i * config.latent);
       kernels::convert_to_f32(entry + config.latent * static_cast<int64_t>(dtype_bytes(dtype)), dtype,
                               config.rope, context.wide.data() + i * entry_width() + config.nope);
@@ -111,7 +117,7 @@ void Expanded::expand_head(int64_t layer, int64_t head, Context& context) {
   };
   product(key_weights(layer), context.wide.data());
   product(state_.weights.layers[static_cast<size_t>(layer)].w_uv, context.wide.data() + key_width());
-  const DType dtype = state_.setup.cache_dtype;
+  const DType dtype = state_.setup.cache.query_dtype();
   for_rows(state_.parallel, n, 256, [&](int64_t first, int64_t last) {
     kernels::convert(
         context.wide.data() + first * entry_width(), (last - first) * entry_width(), dtype,
@@ -127,7 +133,7 @@ void Expanded::attend_span(const SpanRoute& span, int64_t layer, const std::byte
   const auto position = [&](int64_t row) {
     return state_.home()[static_cast<size_t>(own.begin + row)].position;
   };
-  const int64_t query_bytes = key_width() * static_cast<int64_t>(dtype_bytes(state_.setup.cache_dtype));
+  const int64_t query_bytes = key_width() * static_cast<int64_t>(dtype_bytes(state_.setup.cache.query_dtype()));
   static thread_local std::vector<float> buffer;
   float* const partials = scratch(buffer, kTreeLevels * count * heads * words);
   const auto partial = [&](int64_t level, int64_t row, int64_t head) {
@@ -147,7 +153,7 @@ void Expanded::attend_span(const SpanRoute& span, int64_t layer, const std::byte
           rows.push_back({queries + ((whole + row) * heads + head) * query_bytes,
                           seen - shard.positions.begin(), partial(level, row, head)});
         }
-        kernels::attend({.dtype = state_.setup.cache_dtype,
+        kernels::attend({.dtype = state_.setup.cache.query_dtype(),
                          .shape = {key_width(), key_width(), config.value},
                          .heads = 1,
                          .query_stride = key_width(),

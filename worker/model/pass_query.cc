@@ -16,7 +16,7 @@ void PassQuery::publish(const std::byte* whole_query) {
     const kv::Range rows = state_.layout.owned_rows(span, state_.rank);
     if (rows.empty()) return;
     std::memcpy(state_.exchange.outbox().data() +
-                    queries_offset(state_.layout, state_.config, state_.setup.cache_dtype, span, state_.rank),
+                    queries_offset(state_.layout, state_.config, state_.setup.cache.query_dtype(), span, state_.rank),
                 whole_query + (rows.begin - state_.layout.wide_count()) * row_bytes,
                 static_cast<size_t>(rows.size() * row_bytes));
   });
@@ -47,7 +47,7 @@ void PassQuery::attend(int64_t layer, const std::byte* whole_query) {
     const std::byte* queries =
         mine ? whole_query + (rows.begin - state_.layout.wide_count()) * config.heads * head_bytes()
              : state_.exchange.inbox(owner).data() +
-                   queries_offset(state_.layout, config, state_.setup.cache_dtype, span, owner);
+                   queries_offset(state_.layout, config, state_.setup.cache.query_dtype(), span, owner);
     float* out = mine
                      ? own_.data() + own_offset_[static_cast<size_t>(span.index * config.kv_heads + part)]
                      : state_.outbox() + passed_offset(state_.layout, config, span, state_.rank, owner, part);

@@ -33,7 +33,7 @@ class PassQuery {
     return worker::reads_for(span, state_.config, state_.rank_count, state_.rank, owner, part);
   }
   int64_t head_bytes() const {
-    return state_.config.key_width() * static_cast<int64_t>(dtype_bytes(state_.setup.cache_dtype));
+    return state_.config.key_width() * static_cast<int64_t>(dtype_bytes(state_.setup.cache.query_dtype()));
   }
   int64_t part_words() const;  // of one row's heads that read a part
   void place_own();

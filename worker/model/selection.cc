@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace weft::worker {
 
@@ -59,7 +60,8 @@ void Selection::select(const SpanRoute& span, int64_t first_home, int64_t count,
   }
 
   kernels::IndexSelect p;
-  p.dtype = state_.setup.cache_dtype;
+  p.dtype = state_.setup.cache.index_query_dtype();
+  p.fp8_keys = state_.setup.cache.index_keys == CacheDType::kFp8;
   p.heads = config.index_heads;
   p.width = config.index_width;
   p.block_tokens = P;
@@ -81,60 +83,89 @@ void Selection::keep(int64_t home, std::span<const kernels::Candidate> chosen) {
   state_.selected_count[static_cast<size_t>(home)] = static_cast<int32_t>(chosen.size());
 }
 
+namespace {
+
+// Whether a rank may read entries at positions whose index keys a member of its index group scores.
+bool may_read(const SpanRoute& span, int rank, int member) {
+  return (rank - member) % kv::common_classes(span.grouping.c, span.index_c) == 0;
+}
+
+}  // namespace
+
 void Selection::offer(int64_t index_layer, const void* query, const float* weights) {
   if (state_.layout.split_count() == 0) return;
   const EntriesOutbox at =
-      entries_outbox(state_.layout, state_.config, state_.setup.cache_dtype, state_.rank);
+      entries_outbox(state_.layout, state_.config, state_.setup.cache.query_dtype(), state_.rank);
   std::byte* outbox = state_.exchange.outbox().data();
-  auto* counts = reinterpret_cast<int32_t*>(outbox + at.counts);
-  auto* candidates = reinterpret_cast<kernels::Candidate*>(outbox + at.candidates);
+  auto* heads = reinterpret_cast<kernels::OfferHead*>(outbox + at.heads);
+  auto* scores = reinterpret_cast<float*>(outbox + at.scores);
+  auto* positions = reinterpret_cast<int32_t*>(outbox + at.positions);
   const int64_t k = state_.config.index_topk;
   for_scored_spans([&](const SpanRoute& span, int64_t first_home, int64_t count) {
     if (!span.split_index()) return;
     select(span, first_home, count, index_layer, query, weights);
-    for (int64_t i = 0; i < count; ++i) {
+    const int64_t first_part = offer_lengths_[{index_layer, span.index_c}].keys(k, span.index_c);
+    for_rows(state_.parallel, count, 1, [&](int64_t i, int64_t) {
       const int64_t row = span.first_split + state_.home()[static_cast<size_t>(first_home + i)].row;
-      counts[row] = found_count_[static_cast<size_t>(i)];
-      std::memcpy(candidates + row * k, found_.data() + i * k,
-                  static_cast<size_t>(counts[row]) * sizeof(kernels::Candidate));
-    }
+      kernels::write_offer({found_.data() + i * k, static_cast<size_t>(found_count_[static_cast<size_t>(i)])},
+                           first_part, heads + row, scores + row * k, positions + row * k);
+    });
   });
 }
 
 void Selection::choose(int64_t index_layer, const void* query, const float* weights) {
   const int64_t k = state_.config.index_topk;
-  std::vector<kernels::Candidate> chosen(static_cast<size_t>(k));
   for_scored_spans([&](const SpanRoute& span, int64_t first_home, int64_t count) {
-    if (!span.split_index()) {
-      select(span, first_home, count, index_layer, query, weights);
-      for (int64_t i = 0; i < count; ++i) {
-        keep(first_home + i,
-             {found_.data() + i * k, static_cast<size_t>(found_count_[static_cast<size_t>(i)])});
-      }
-      return;
-    }
-    const int first = group_first(state_.rank, span.index_c);
-    std::vector<std::span<const kernels::Candidate>> lists(static_cast<size_t>(span.index_c));
+    if (span.split_index()) return choose_split(span, first_home, count, index_layer);
+    select(span, first_home, count, index_layer, query, weights);
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t row = span.first_split + state_.home()[static_cast<size_t>(first_home + i)].row;
-      for (int member = first; member < first + span.index_c; ++member) {
-        const EntriesOutbox at =
-            entries_outbox(state_.layout, state_.config, state_.setup.cache_dtype, member);
-        const std::byte* inbox = state_.exchange.inbox(member).data();
-        const int32_t n = reinterpret_cast<const int32_t*>(inbox + at.counts)[row];
-        lists[static_cast<size_t>(member - first)] = {
-            reinterpret_cast<const kernels::Candidate*>(inbox + at.candidates) + row * k,
-            static_cast<size_t>(n)};
-        if (member != state_.rank) {
-          state_.count(
-              span.index, kv::CrossKind::kCandidates,
-              static_cast<int64_t>(sizeof(int32_t)) + n * static_cast<int64_t>(sizeof(kernels::Candidate)));
-        }
-      }
-      const int64_t n = kernels::merge_candidates(lists, k, chosen.data());
-      keep(first_home + i, {chosen.data(), static_cast<size_t>(n)});
+      keep(first_home + i,
+           {found_.data() + i * k, static_cast<size_t>(found_count_[static_cast<size_t>(i)])});
     }
   });
+}
+
+void Selection::choose_split(const SpanRoute& span, int64_t first_home, int64_t count, int64_t index_layer) {
+  const int64_t k = state_.config.index_topk;
+  const int first = group_first(state_.rank, span.index_c);
+  std::vector<kernels::Offer> members;  // of split row 0
+  for (int member = first; member < first + span.index_c; ++member) {
+    const EntriesOutbox at = entries_outbox(state_.layout, state_.config, state_.setup.cache.query_dtype(), member);
+    const std::byte* inbox = state_.exchange.inbox(member).data();
+    members.push_back({reinterpret_cast<const kernels::OfferHead*>(inbox + at.heads),
+                       reinterpret_cast<const float*>(inbox + at.scores),
+                       reinterpret_cast<const int32_t*>(inbox + at.positions)});
+  }
+  std::vector<int64_t> bytes(static_cast<size_t>(count));
+  std::vector<int64_t> most(static_cast<size_t>(count));
+  split_.resize(static_cast<size_t>(state_.parallel.thread_count()));
+  state_.parallel.run(count, [&](int64_t i, int thread) {
+    const int64_t home = first_home + i;
+    const int64_t row = span.first_split + state_.home()[static_cast<size_t>(home)].row;
+    kernels::SplitTopK& found = split_[static_cast<size_t>(thread)];
+    std::vector<kernels::Offer> offers;
+    for (const kernels::Offer& from : members) {
+      offers.push_back({from.head + row, from.scores + row * k, from.positions + row * k});
+    }
+    kernels::find_split_top_k(offers, k, found);
+    int32_t* out = state_.selected.data() + home * k;
+    int64_t kept = 0;
+    for (int64_t member = 0; member < span.index_c; ++member) {
+      const auto at = static_cast<size_t>(member);
+      const int rank = first + static_cast<int>(member);
+      if (may_read(span, state_.rank, rank)) {
+        kept += kernels::read_chosen(offers[at], member, found, out + kept);
+      }
+      const kernels::SplitTopK::Read& read = found.reads[at];
+      if (rank != state_.rank) bytes[static_cast<size_t>(i)] += read.bytes;
+      most[static_cast<size_t>(i)] = std::max(most[static_cast<size_t>(i)], read.chosen);
+    }
+    std::sort(out, out + kept);
+    state_.selected_count[static_cast<size_t>(home)] = static_cast<int32_t>(kept);
+  });
+  state_.count(span.index, kv::CrossKind::kCandidates,
+               std::accumulate(bytes.begin(), bytes.end(), int64_t{0}));
+  offer_lengths_[{index_layer, span.index_c}].learn(*std::max_element(most.begin(), most.end()));
 }
 
 }  // namespace weft::worker

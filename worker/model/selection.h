@@ -2,11 +2,16 @@
 // it.
 //
 // A row that sees no more than index_topk keys is dense: it needs no scores. Rows of spans whose index keys
-// are split offer candidates before exchange point kEntries (offer) and choose after it (choose); all others
-// choose at once, after the point.
+// are split offer their rank's best keys before exchange point kEntries (offer) and find the top-k of all
+// offers after it (choose); all others choose at once, after the point. All ranks find the same top-k
+// (kernels/split_top_k.h); each keeps of it the positions whose entries it may read.
 #pragma once
 
+#include <map>
+
 #include "kernels/indexer.h"
+#include "kernels/split_top_k.h"
+#include "worker/model/offer_length.h"
 #include "worker/model/step_state.h"
 
 namespace weft::worker {
@@ -18,8 +23,9 @@ class Selection {
   // Marks every row dense: for layers without an indexer, and at the start of a step.
   void reset();
 
-  // Index queries and head weights of the home rows, computed by the caller: [home][heads][width] in cache
-  // dtype, [home][heads] float32 with the factors Hi^-1/2 · Di^-1/2 in it.
+  // Index queries and head weights of the home rows, computed by the caller: [home][heads][width] in
+  // the dtype of index queries, [home][heads] float32 with the factors Hi^-1/2 · Di^-1/2 (and the scales of
+  // FP8 queries) in it.
   void offer(int64_t index_layer, const void* query, const float* weights);
   void choose(int64_t index_layer, const void* query, const float* weights);
 
@@ -28,6 +34,7 @@ class Selection {
   void select(const SpanRoute& span, int64_t first_home, int64_t count, int64_t index_layer,
               const void* query, const float* weights);
   void keep(int64_t home, std::span<const kernels::Candidate> chosen);
+  void choose_split(const SpanRoute& span, int64_t first_home, int64_t count, int64_t index_layer);
   template <typename Body>
   void for_scored_spans(const Body& body);
 
@@ -36,6 +43,8 @@ class Selection {
   std::vector<int32_t> found_count_;
   std::vector<int64_t> positions_;
   std::vector<kernels::IndexKeys> keys_;
+  std::map<std::pair<int64_t, int>, OfferLength> offer_lengths_;  // by index layer and index_c
+  std::vector<kernels::SplitTopK> split_;                         // by thread
   std::vector<std::byte> copied_;  // keys of other ranks' pages, where a span wants them copied
 };
 

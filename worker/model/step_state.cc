@@ -12,7 +12,7 @@ StepState::StepState(RunnerSetup given)
       exchange(*setup.exchange),
       rank(setup.rank),
       rank_count(static_cast<int>(setup.pools.size())),
-      geometry(config.cache_geometry(setup.cache_dtype, setup.block_tokens)) {}
+      geometry(config.cache_geometry(setup.cache, setup.block_tokens)) {}
 
 std::vector<kv::Range> StepState::attended() const {
   std::vector<kv::Range> ranges;
