@@ -6,12 +6,13 @@
 //   t = (q[h] · key[u]) · scale_log2,  n = rint(t),  f = t − n,  p = exp2(f) · 2^(n−m)
 //   o[h] = Σ p · value[u],  l[h] = Σ p,  m[h] an integer ≥ every n so far
 // Entries are added in list order, in groups of 64 counted from the start of the list, also where a row skips
-// the first so many (a sliding window): its first group is then shorter. m grows at group borders, and rescaling
-// multiplies by powers of two. float32: o and l take one entry at a time. bf16: p is rounded to bf16, and they take
-// two at a time, counted from the first entry of the group that the row reads, in VDPBF16PS order: the second one
-// first; a missing second one is zeros; l is a dimension whose value is 1. The dot product q·key uses 16 lanes by index mod 16
-// (bf16: by pair index mod 16, VDPBF16PS order), then the tree 8, 4, 2, 1. Each head's result depends on its
-// query and its list only: rows share a call to share the reading of entries, not to change a bit.
+// the first so many (a sliding window): its first group is then shorter. m grows at group borders, and
+// rescaling multiplies by powers of two. float32: o and l take one entry at a time. bf16: p is rounded to
+// bf16, and they take two at a time, counted from the first entry of the group that the row reads, in
+// VDPBF16PS order: the second one first; a missing second one is zeros; l is a dimension whose value is 1.
+// The dot product q·key uses 16 lanes by index mod 16 (bf16: by pair index mod 16, VDPBF16PS order), then the
+// tree 8, 4, 2, 1. Each head's result depends on its query and its list only: rows share a call to share the
+// reading of entries, not to change a bit.
 //
 // FP8 entries (kernels/entry.h) are turned into bf16, exactly, a group of 64 at a time for all queries of a
 // call; what follows is the bf16 path, so the bits are those of a bf16 cache with the same values. Of such an

@@ -135,7 +135,8 @@ TEST_P(DraftGolden, LogitsOfGuessesInARow) {
     const RequestId id = engine.submit(prompt, request);
     engine.run_all();
     EXPECT_EQ(engine.outcome(id).tokens, greedy);
-    EXPECT_LE(worst_logit(engine, id, *golden.file.find("short.logits.full"), "short.logits.full"), kTolerance);
+    EXPECT_LE(worst_logit(engine, id, *golden.file.find("short.logits.full"), "short.logits.full"),
+              kTolerance);
     int64_t compared[kGuesses] = {};
     for (const auto& [key, logits] : engine.workers().guesses()) {
       const auto [number, position, round] = key;

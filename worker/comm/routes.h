@@ -8,13 +8,14 @@
 // Outboxes of rank r, by exchange point (floats unless stated; nodes: maximal tree nodes of r's segments in
 // the group; spans and rows of groups that r is not in are left out):
 //
-//   kEntries          per span: if it gathers queries, [rows][heads of r][key width] in the dtype of queries; if
+//   kEntries          per span: if it gathers queries, [rows][heads of r][key width] in the dtype of queries;
+//   if
 //                     it passes them, [rows of r][all heads][key width]
 //                     │ OfferHead [split rows] │ float [split rows][k] │ int32 [split rows][k]:
 //                     offers of index keys (kernels/split_top_k.h), scores and positions
 //   kPartials         once, or in rounds: per dcp span, per member of the c-group whose heads r sends in this
-//                     round, ascending: [rows][heads of the member][latent + 2]; then, in the first round, per
-//                     span that passes queries, per other owner, per part that r reads for it: [its rows]
+//                     round, ascending: [rows][heads of the member][latent + 2]; then, in the first round,
+//                     per span that passes queries, per other owner, per part that r reads for it: [its rows]
 //                     [heads of the part][latent + 2]
 //   kAttentionSums    per group: [nodes][rows of the group][hidden] │ [whole rows of r][hidden], normed
 //   kFeedForwardSums  [nodes][all rows][hidden], of the group of all ranks

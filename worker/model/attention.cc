@@ -70,10 +70,11 @@ struct AttentionPhase::Work {
 void AttentionPhase::Work::publish_queries() {
   for (const SpanRoute& span : state.layout.spans()) {
     if (!span.gathers_query() || !state.attends(span)) continue;
-    std::memcpy(state.exchange.outbox().data() +
-                    queries_offset(state.layout, state.config, state.setup.cache.query_dtype(), span, state.rank),
-                ends->wide_query(span),
-                static_cast<size_t>(span.rows * heads_of(span.grouping, state.rank).size() * query_bytes()));
+    std::memcpy(
+        state.exchange.outbox().data() +
+            queries_offset(state.layout, state.config, state.setup.cache.query_dtype(), span, state.rank),
+        ends->wide_query(span),
+        static_cast<size_t>(span.rows * heads_of(span.grouping, state.rank).size() * query_bytes()));
   }
 }
 

@@ -103,8 +103,8 @@ struct ModelConfig {
 };
 
 // Reads <folder>/config.json (and eos ids of generation_config.json, and hf_quant_config.json, if present).
-// kBadCheckpoint names the field; kUnsupported for a model_type or option that this build does not serve. With
-// `draft_layer`, the model's draft layer is to be loaded; kUnsupported if it has none.
+// kBadCheckpoint names the field; kUnsupported for a model_type or option that this build does not serve.
+// With `draft_layer`, the model's draft layer is to be loaded; kUnsupported if it has none.
 Result<ModelConfig> read_model_config(const std::string& folder, bool draft_layer = false);
 
 }  // namespace weft::worker

@@ -133,7 +133,8 @@ void Expanded::attend_span(const SpanRoute& span, int64_t layer, const std::byte
   const auto position = [&](int64_t row) {
     return state_.home()[static_cast<size_t>(own.begin + row)].position;
   };
-  const int64_t query_bytes = key_width() * static_cast<int64_t>(dtype_bytes(state_.setup.cache.query_dtype()));
+  const int64_t query_bytes =
+      key_width() * static_cast<int64_t>(dtype_bytes(state_.setup.cache.query_dtype()));
   static thread_local std::vector<float> buffer;
   float* const partials = scratch(buffer, kTreeLevels * count * heads * words);
   const auto partial = [&](int64_t level, int64_t row, int64_t head) {

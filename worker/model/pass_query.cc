@@ -15,10 +15,11 @@ void PassQuery::publish(const std::byte* whole_query) {
   for_spans([&](const SpanRoute& span) {
     const kv::Range rows = state_.layout.owned_rows(span, state_.rank);
     if (rows.empty()) return;
-    std::memcpy(state_.exchange.outbox().data() +
-                    queries_offset(state_.layout, state_.config, state_.setup.cache.query_dtype(), span, state_.rank),
-                whole_query + (rows.begin - state_.layout.wide_count()) * row_bytes,
-                static_cast<size_t>(rows.size() * row_bytes));
+    std::memcpy(
+        state_.exchange.outbox().data() +
+            queries_offset(state_.layout, state_.config, state_.setup.cache.query_dtype(), span, state_.rank),
+        whole_query + (rows.begin - state_.layout.wide_count()) * row_bytes,
+        static_cast<size_t>(rows.size() * row_bytes));
   });
 }
 

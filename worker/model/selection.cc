@@ -130,7 +130,8 @@ void Selection::choose_split(const SpanRoute& span, int64_t first_home, int64_t 
   const int first = group_first(state_.rank, span.index_c);
   std::vector<kernels::Offer> members;  // of split row 0
   for (int member = first; member < first + span.index_c; ++member) {
-    const EntriesOutbox at = entries_outbox(state_.layout, state_.config, state_.setup.cache.query_dtype(), member);
+    const EntriesOutbox at =
+        entries_outbox(state_.layout, state_.config, state_.setup.cache.query_dtype(), member);
     const std::byte* inbox = state_.exchange.inbox(member).data();
     members.push_back({reinterpret_cast<const kernels::OfferHead*>(inbox + at.heads),
                        reinterpret_cast<const float*>(inbox + at.scores),
