@@ -231,6 +231,10 @@ TEST(Meter, EqualsTheArithmeticForGroupedQueries) { check_model("qwen3_moe", DTy
 TEST(Meter, EqualsTheArithmeticForUnevenGroups) { check_model("llama_smol", DType::kBF16); }
 TEST(Meter, EqualsTheArithmeticWithWindows) { check_model("qwen2_window", DType::kF32); }
 TEST(Meter, EqualsTheArithmeticForASparseModel) { check_model("deepseek_v32", DType::kF32); }
+TEST(Meter, EqualsTheArithmeticForQuantisedModels) {
+  check_model("glm_moe_dsa_fp8", DType::kBF16);
+  check_model("qwen3_moe_nvfp4", DType::kF32);
+}
 TEST(Meter, EqualsTheArithmeticWithADraftLayer) {
   check_model("glm_moe_dsa_draft", DType::kF32, /*draft_layer=*/true);
 }
