@@ -4,6 +4,7 @@
 #include <bit>
 #include <vector>
 
+#include "kv/row_split.h"
 #include "proto/vocab/check.h"
 #include "proto/vocab/units.h"
 
@@ -40,6 +41,10 @@ class Share {
   Share(const CostModel& model, const CostSpan& span, int rank) : model_(model), span_(span), rank_(rank) {
     CHECK_GT(span.rows, 0);
     wide_ = is_wide(span);
+    if (span.split != Split::kShared) {
+      const OwnedSpan alone{span.split, span.start, span.rows};
+      owners_ = split_rows({&alone, 1}, model.index_topk, model.rank_count).front();
+    }
     for (int64_t row = 0; row < span.rows; ++row) {
       if (wide_ || owner(row) == rank) own_positions_.push_back(span.start + row);
     }
@@ -92,8 +97,7 @@ class Share {
 
  private:
   int owner(int64_t row) const {
-    return span_.split == Split::kShared ? span_.grouping.base
-                                         : row_owner(span_.split, row, span_.rows, model_.rank_count);
+    return span_.split == Split::kShared ? span_.grouping.base : owners_.owner(row);
   }
   int64_t parts(Stream stream) const { return model_.geometry.stream(stream).parts; }
   int64_t row_bytes() const { return model_.hidden * kFloatBytes; }
@@ -299,6 +303,7 @@ class Share {
   const CostSpan& span_;
   const int rank_;
   bool wide_ = false;                   // all ranks hold the rows alike; else each row is on one rank
+  RowOwners owners_;                    // of owned rows
   std::vector<int64_t> own_positions_;  // rows whose residual this rank holds, ascending
 };
 

@@ -5,7 +5,8 @@
 // exact, and `exact` is false where one of these is not 0. Which entries a row of a sparse model selects is
 // data, so the entries that PCP owners read from other ranks' pages are an upper bound. And how much is read
 // of other ranks' offers of index keys is data: counted is what proves the top-k of scores that chance deals
-// out to the ranks, as nearly always; uneven or equal scores add to it.
+// out to the ranks, as nearly always; uneven or equal scores add to it. Owned rows are split as if no other
+// owned span were in the step: of several, up to 4C rows of a zigzag span may be on other ranks.
 #pragma once
 
 #include <cstdint>

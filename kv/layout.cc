@@ -203,23 +203,6 @@ Result<Split> parse_split(const std::string& text) {
 
 const char* split_name(Split split) { return kSplitNames[static_cast<int>(split)]; }
 
-int row_owner(Split split, int64_t row, int64_t row_count, int ranks) {
-  CHECK(split != Split::kShared);
-  CHECK(row >= 0 && row < row_count, row, " of ", row_count);
-  if (split == Split::kInterleave) return static_cast<int>(row % ranks);
-  if (split == Split::kContiguous) return static_cast<int>(row / ceil_div(row_count, ranks));
-  const int64_t piece = row / ceil_div(row_count, 2 * ranks);
-  return static_cast<int>(piece < ranks ? piece : 2 * ranks - 1 - piece);
-}
-
-std::vector<int64_t> causal_pairs(Split split, int64_t start, int64_t row_count, int ranks) {
-  std::vector<int64_t> pairs(static_cast<size_t>(ranks), 0);
-  for (int64_t row = 0; row < row_count; ++row) {
-    pairs[static_cast<size_t>(row_owner(split, row, row_count, ranks))] += start + row + 1;
-  }
-  return pairs;
-}
-
 Range segment_items(int segment, int64_t item_count) {
   return {segment * item_count / kShards, (segment + 1) * item_count / kShards};
 }

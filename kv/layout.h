@@ -133,19 +133,13 @@ Residency residency_of(const Grouping& grouping, IndexWish index, int rank_count
 
 enum class Split : uint8_t {
   kShared = 0,      // "none": rows run under the decode grouping, like decode rows
-  kZigzag = 1,      // 2C pieces, rank r owns pieces r and 2C−1−r
+  kZigzag = 1,      // 2C pieces, rank r owns pieces r and 2C−1−r; the rest: kv/row_split.h
   kInterleave = 2,  // row i belongs to rank i mod C
-  kContiguous = 3,  // C pieces, rank r owns piece r
+  kContiguous = 3,  // C pieces of ceil(n / C) rows, rank r owns piece r; the last ones may be short or empty
 };
 inline constexpr int kSplits = 4;
 Result<Split> parse_split(const std::string& text);  // "none", "zigzag", "interleave", "contiguous"
 const char* split_name(Split split);
-
-// The rank that owns row i of a chunk of n rows split over C ranks. Not for kShared. Pieces have
-// ceil(n / number of pieces) rows; the last ones may be short or empty.
-int row_owner(Split split, int64_t row, int64_t row_count, int ranks);
-// (query row, key) pairs that each rank computes for a causal chunk that starts at position `start`.
-std::vector<int64_t> causal_pairs(Split split, int64_t start, int64_t row_count, int ranks);
 
 // ---- canonical parts of contractions ------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
   StepState& step = state_->step;
   const uint32_t passed_before = step.exchange.passed();
   const Duration waited_before = step.exchange.waited();
-  TRY(step.layout, StepLayout::make(plan, step.rank_count));
+  TRY(step.layout, StepLayout::make(plan, step.config.index_topk, step.rank_count));
   if (step.layout.row_count() > step.setup.max_step_rows) {
     return error(ErrorCode::kTooLarge,
                  std::to_string(step.layout.row_count()) + " rows; the limit is " +

@@ -15,6 +15,8 @@
 #include "tests/bench/figures.h"
 #include "tests/bench/guard.h"
 #include "tests/bench/model_work.h"
+#include "tests/bench/traces.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::bench {
 namespace {
@@ -98,6 +100,51 @@ TEST(ModelWork, DecodeReadsKeysAndSelectedEntries) {
         decode_work(c, DType::kF32, cache, 101).bytes - decode_work(c, DType::kF32, cache, 100).bytes;
     const double key = cache == CacheDType::kF32 ? 64 : cache == CacheDType::kBF16 ? 32 : 20;
     EXPECT_DOUBLE_EQ(more, 2 * key);
+  }
+}
+
+TEST(Traces, PrefixesAreThoseOfEarlierRequests) {
+  const test::TempFolder folder;
+  std::ofstream(folder.path() + "/b.jsonl")
+      << R"({"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [0, 1, 2]})"
+         "\n"
+      << R"({"timestamp": 1, "input_length": 2000, "output_length": 5, "hash_ids": [0, 1, 3, 2]})"
+         "\n"
+      << R"({"timestamp": 2, "input_length": 1024, "output_length": 5, "hash_ids": [0, 1]})"
+         "\n";
+  std::ofstream(folder.path() + "/agent_x.jsonl")
+      << R"({"id": "a", "group": "g", "requests": [[0, 700, 9, 0, 10, 1.5, 0, 0], [3, 900, 9, 2, 14, null, 0, 0, 0, 10]]})"
+      << "\n"
+      << R"({"id": "b", "group": "g", "requests": [[0, 500, 9, 0, 7, 1.5, 0, 0]]})"
+         "\n";
+  const std::vector<Trace> traces = read_traces(folder.path()).value();
+  const auto cached = [&](size_t trace) {
+    std::vector<std::pair<int64_t, int64_t>> out;
+    for (const TracePrompt& one : traces.at(trace).prompts()) out.emplace_back(one.tokens, one.cached);
+    return out;
+  };
+  using Pairs = std::vector<std::pair<int64_t, int64_t>>;
+  ASSERT_EQ(traces.size(), 2u);
+  EXPECT_EQ(cached(0), (Pairs{{700, 0}, {900, 640}}));
+  EXPECT_EQ(cached(1), (Pairs{{1300, 0}, {2000, 1024}, {1024, 1023}}));
+
+  std::ofstream(folder.path() + "/b.jsonl", std::ios::app) << "{}\n";
+  const auto bad = read_traces(folder.path());
+  ASSERT_FALSE(bad.has_value());
+  EXPECT_NE(bad.error().message.find("b.jsonl:4: "), std::string::npos) << bad.error().message;
+  EXPECT_EQ(read_traces(folder.path() + "/none").error().code, ErrorCode::kNotFound);
+}
+
+TEST(Traces, ShapesDrawWithinTheirQuantiles) {
+  SplitMix64 random(5);
+  for (const Trace& trace : trace_shapes()) {
+    int64_t cached = 0;
+    for (int i = 0; i < 1000; ++i) {
+      const TracePrompt one = trace.draw(random);
+      ASSERT_TRUE(one.tokens > one.cached && one.cached >= 0) << trace.name();
+      cached += one.cached > 0;
+    }
+    EXPECT_GT(cached, 500) << trace.name();
   }
 }
 

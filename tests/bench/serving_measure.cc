@@ -256,7 +256,7 @@ Result<int64_t> Serving::exchanges_of(const Ask& ask, const std::vector<uint32_t
   if (!last || !clean_end) {
     return error(ErrorCode::kInternal, "no decode step in " + started.record().path());
   }
-  TRY(const auto layout, worker::StepLayout::make(*last, kSetups[ask.setup].workers));
+  TRY(const auto layout, worker::StepLayout::make(*last, config_.index_topk, kSetups[ask.setup].workers));
   return layout.exchange_count(config_);
 }
 

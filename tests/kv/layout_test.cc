@@ -247,49 +247,6 @@ TEST(Facts, OneMillionTokens) {
 
 TEST(Facts, GatheredPerLayer) { EXPECT_NEAR(576.0 * kTokens128k / (1 << 20), 70, 0.5); }
 
-TEST(Facts, CausalPairs) {
-  const auto pairs = causal_pairs(Split::kInterleave, 0, kTokens128k, 8);
-  EXPECT_NEAR(static_cast<double>(std::accumulate(pairs.begin(), pairs.end(), int64_t{0})), 8.2e9, 0.01e9);
-}
-
-TEST(Facts, ContiguousSplitIsUneven) {
-  // 16 tokens on 4 ranks in contiguous quarters: 58 against 10 pairs.
-  EXPECT_EQ(causal_pairs(Split::kContiguous, 0, 16, 4), (std::vector<int64_t>{10, 26, 42, 58}));
-  // The last piece costs 2C − 1 times the first of a long prompt.
-  const auto eighths = causal_pairs(Split::kContiguous, 0, 128'000, 8);
-  EXPECT_NEAR(static_cast<double>(eighths[7]) / static_cast<double>(eighths[0]), 15, 0.01);
-  const auto zigzag = causal_pairs(Split::kZigzag, 0, 16, 4);
-  EXPECT_EQ(zigzag, (std::vector<int64_t>{34, 34, 34, 34}));
-  EXPECT_EQ(causal_pairs(Split::kInterleave, 0, 16, 4), (std::vector<int64_t>{28, 32, 36, 40}));
-}
-
-TEST(Zigzag, EveryRanksTwoPiecesCostTogetherTwoCUnits) {
-  // In units of a piece squared (halves): piece p costs 2p + 1; pieces r and 2C−1−r cost 4C together,
-  // that is 2C units of a whole piece square.
-  for (int C : {2, 4, 8}) {
-    const int64_t rows = 2 * C * 100;
-    const auto pairs = causal_pairs(Split::kZigzag, 0, rows, C);
-    for (int64_t n : pairs) EXPECT_EQ(n, pairs[0]);
-    EXPECT_NEAR(static_cast<double>(pairs[0]) / (100.0 * 100.0), 2 * C, 0.02 * C);
-  }
-}
-
-TEST(Split, EveryRowHasAnOwner) {
-  for (int C : {1, 2, 3, 4, 8}) {
-    for (int64_t rows : {1, 2, 7, 15, 16, 17, 64, 200}) {
-      for (Split split : {Split::kZigzag, Split::kInterleave, Split::kContiguous}) {
-        for (int64_t row = 0; row < rows; ++row) {
-          const int owner = row_owner(split, row, rows, C);
-          if (split == Split::kContiguous && row > 0) {
-            EXPECT_GE(owner, row_owner(split, row - 1, rows, C));
-          }
-          EXPECT_TRUE(owner >= 0 && owner < C) << split_name(split) << ", row " << row << " of " << rows;
-        }
-      }
-    }
-  }
-}
-
 // ---- canonical parts
 
 TEST(Segments, PartitionHeadsColumnsAndRanks) {

@@ -109,7 +109,7 @@ class World {
   std::vector<int64_t> run(const kv::CostSpan& span, Results& results) {
     const wire::StepPlan plan = test::plan_of(span, 1, [](int64_t) { return 0u; });
     for (auto& state : states_) {
-      state->layout = StepLayout::make(plan, ranks_).value();
+      state->layout = StepLayout::make(plan, state->config.index_topk, ranks_).value();
       state->crossed.assign(1, {});
       Selection(*state).reset();
       const Result<void> views = make_views(*state, plan);

@@ -19,6 +19,8 @@
 namespace weft::worker {
 namespace {
 
+constexpr int64_t kTopK = 5;
+
 ModelConfig small_model(int64_t heads) {
   ModelConfig config;
   config.heads = heads;
@@ -28,7 +30,7 @@ ModelConfig small_model(int64_t heads) {
   config.rope = 4;
   config.index_heads = 2;
   config.index_width = 8;
-  config.index_topk = 5;
+  config.index_topk = kTopK;
   config.layers = {{FeedForward::kDense, Indexer::kFull}, {FeedForward::kMoe, Indexer::kShared}};
   return config;
 }
@@ -82,7 +84,7 @@ TEST(Routes, EveryRowIsAtHomeWhereItShouldBe) {
   for (int round = 0; round < 2'000; ++round) {
     const int ranks = 1 + static_cast<int>(random.below(8));
     const wire::StepPlan plan = random_plan(random, ranks);
-    const StepLayout layout = StepLayout::make(plan, ranks).value();
+    const StepLayout layout = StepLayout::make(plan, kTopK, ranks).value();
     std::vector<int> homes(static_cast<size_t>(layout.row_count()), 0);
     for (int rank = 0; rank < ranks; ++rank) {
       int64_t last_global = -1;
@@ -311,7 +313,7 @@ TEST(Routes, EveryClassIsReadOnce) {
   for (int round = 0; round < 500; ++round) {
     const int ranks = 1 + static_cast<int>(random.below(8));
     config.kv_heads = 1 << random.below(4);
-    const StepLayout layout = StepLayout::make(random_plan(random, ranks), ranks).value();
+    const StepLayout layout = StepLayout::make(random_plan(random, ranks), kTopK, ranks).value();
     for (const SpanRoute& span : layout.spans()) {
       const kv::Residency residency = kv::residency_of(span.grouping, kv::IndexKind::kCopied, ranks);
       for (int owner = 0; owner < ranks; ++owner) {
@@ -343,7 +345,7 @@ TEST(Routes, PartialsOfEveryClassReachTheOwnerOnce) {
   SplitMix64 random(99);
   for (int round = 0; round < 500; ++round) {
     const int ranks = 1 + static_cast<int>(random.below(8));
-    const StepLayout layout = StepLayout::make(random_plan(random, ranks), ranks).value();
+    const StepLayout layout = StepLayout::make(random_plan(random, ranks), kTopK, ranks).value();
     for (const SpanRoute& span : layout.spans()) {
       if (!span.dcp()) continue;
       const int first = group_first(span.grouping.base, span.grouping.c), c = span.grouping.c;
@@ -392,7 +394,7 @@ TEST(Routes, DataArrivesWhereTheOtherSideLooks) {
     }
     for (int round = 0; round < 40; ++round) {
       const wire::StepPlan plan = random_plan(random, ranks);
-      const StepLayout layout = StepLayout::make(plan, ranks).value();
+      const StepLayout layout = StepLayout::make(plan, kTopK, ranks).value();
       std::vector<std::thread> threads;
       for (int rank = 0; rank < ranks; ++rank) {
         threads.emplace_back([&, rank] {
@@ -409,7 +411,7 @@ TEST(Routes, DataArrivesWhereTheOtherSideLooks) {
 TEST(Routes, RefusesImpossiblePlans) {
   SplitMix64 random(3);
   auto refused = [](const wire::StepPlan& plan) {
-    const auto layout = StepLayout::make(plan, 4);
+    const auto layout = StepLayout::make(plan, kTopK, 4);
     return !layout.has_value() && layout.error().code == ErrorCode::kInvalidArgument;
   };
   const auto broken = [&](auto&& change) {

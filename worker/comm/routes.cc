@@ -55,9 +55,20 @@ Result<SpanRoute> make_span(const wire::Span& span, int index, int rank_count) {
   return route;
 }
 
-int owner(const SpanRoute& span, int64_t row, int rank_count) {
-  return span.split == kv::Split::kShared ? span.grouping.base
-                                          : kv::row_owner(span.split, row, span.rows, rank_count);
+int owner(const SpanRoute& span, int64_t row) {
+  return span.split == kv::Split::kShared ? span.grouping.base : span.owners.owner(row);
+}
+
+void set_owners(std::vector<SpanRoute>& spans, int64_t index_topk, int rank_count) {
+  std::vector<kv::OwnedSpan> owned;
+  for (const SpanRoute& span : spans) {
+    if (span.split != kv::Split::kShared) owned.push_back({span.split, span.start, span.rows});
+  }
+  std::vector<kv::RowOwners> owners = kv::split_rows(owned, index_topk, rank_count);
+  size_t next = 0;
+  for (SpanRoute& span : spans) {
+    if (span.split != kv::Split::kShared) span.owners = std::move(owners[next++]);
+  }
 }
 
 int rounds_of(const SpanRoute& span) {
@@ -87,7 +98,7 @@ std::vector<int> by_group(const std::vector<SpanRoute>& spans) {
 
 }  // namespace
 
-Result<StepLayout> StepLayout::make(const wire::StepPlan& plan, int rank_count) {
+Result<StepLayout> StepLayout::make(const wire::StepPlan& plan, int64_t index_topk, int rank_count) {
   StepLayout layout;
   layout.rank_count_ = rank_count;
   layout.has_copies_ = plan.copies_size() > 0;
@@ -99,13 +110,14 @@ Result<StepLayout> StepLayout::make(const wire::StepPlan& plan, int rank_count) 
     layout.partial_rounds_ = std::max(layout.partial_rounds_, rounds_of(span));
     if (span.gathers_query()) layout.has_gathered_ = true;
     if (span.split != kv::Split::kShared) layout.has_owned_ = true;
-    layout.spans_.push_back(span);
+    layout.spans_.push_back(std::move(span));
   }
+  set_owners(layout.spans_, index_topk, rank_count);
   layout.wide_spans_ = by_group(layout.spans_);
   for (const int index : layout.wide_spans_) layout.add_wide(layout.spans_[static_cast<size_t>(index)]);
   for (const SpanRoute& span : layout.spans_) {
     for (int64_t row = 0; row < span.rows && !span.wide; ++row) {
-      layout.home_[static_cast<size_t>(owner(span, row, rank_count))].push_back(
+      layout.home_[static_cast<size_t>(owner(span, row))].push_back(
           {span.index, row, span.start + row, span.first_row + row});
     }
   }
@@ -158,7 +170,7 @@ HeadRow head_row(const SpanRoute& span, int64_t row, int sampler, int rank_count
   out.span = span.index;
   out.global = span.first_row + row;
   out.position = span.start + row;
-  out.provider = span.wide || rank_count == 1 ? -1 : owner(span, row, rank_count);
+  out.provider = span.wide || rank_count == 1 ? -1 : owner(span, row);
   out.sampler = sampler % rank_count;
   return out;
 }

@@ -33,6 +33,7 @@
 
 #include "kv/layout.h"
 #include "kv/mechanisms.h"
+#include "kv/row_split.h"
 #include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
 #include "proto/worker.pb.h"
@@ -53,6 +54,7 @@ struct SpanRoute {
   int64_t first_wide = 0;   // wide spans: index of the first row among wide rows
   int64_t first_split = 0;  // wide spans with an index in parts: among split rows
   kv::Split split{};
+  kv::RowOwners owners;  // of owned rows
   kv::Grouping grouping;
   int origin = 0;
   int index_c = 1;
@@ -95,8 +97,9 @@ struct HeadRow {
 
 class StepLayout {
  public:
-  // kInvalidArgument for a plan that this build cannot run (a bug of the control plane).
-  static Result<StepLayout> make(const wire::StepPlan& plan, int rank_count);
+  // index_topk: of the model; 0 without an indexer. kInvalidArgument for a plan that this build cannot run (a
+  // bug of the control plane).
+  static Result<StepLayout> make(const wire::StepPlan& plan, int64_t index_topk, int rank_count);
 
   int rank_count() const { return rank_count_; }
   const std::vector<SpanRoute>& spans() const { return spans_; }

@@ -135,7 +135,7 @@ Result<void> DraftPhase::start_leads(const wire::StepPlan& plan) {
     span->clear_tokens();
     span->add_tokens(lead.guess);
   }
-  TRY(state_.layout, StepLayout::make(round, state_.rank_count));
+  TRY(state_.layout, StepLayout::make(round, state_.config.index_topk, state_.rank_count));
   state_.crossed.assign(leads_.size(), {});
   TRY_VOID(make_views(state_, round));
   TRY_VOID(take_tokens(state_, round));
