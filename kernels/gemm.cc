@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "kernels/cpu/gemm_tile.h"
 #include "kernels/gemm_work.h"
@@ -20,7 +21,11 @@ namespace weft::kernels {
 namespace {
 
 constexpr int64_t kBlockSteps = 1024;  // × 4 panels × 64 bytes = 256 KiB, twice of which fits a usual L2
-constexpr int64_t kTaskMacs = int64_t{1} << 18;  // about 2 µs of work: less is not worth handing to a thread
+// About 2 µs of work: less is not worth handing to a thread. In multiply-adds; a byte that comes from memory
+// takes as long as four.
+constexpr int64_t kTaskCost = int64_t{1} << 18;
+constexpr int64_t kByteCost = 4;
+
 // What one pass of row tiles needs to know besides the tile: where it is, and what comes after.
 struct Block {
   int64_t panel_begin, panel_end;  // the strip
@@ -149,27 +154,68 @@ Work resolve(const Gemm& p) {
   return work;
 }
 
+// A product and how it is cut into tasks: ranges of panels first, because then each is read once.
+struct Cut {
+  Work work;
+  int64_t panels = 1, panel_parts = 0;  // of a task; tasks side by side
+  int64_t rows = 1;                     // of a task
+  int64_t tasks = 0;
+};
+
+int64_t cost_of(const Work& work) {
+  const int64_t k = std::max<int64_t>(1, work.steps * 4 / work.element_bytes);
+  const int64_t macs = work.p.rows * work.panel_count * kPanel * k;
+  const int64_t bytes = work.panel_count * work.panel_bytes * k / std::max<int64_t>(1, work.p.weights.k);
+  return std::max(macs, bytes * kByteCost);
+}
+
+void cut(Cut& cut, int64_t wanted, int threads) {
+  const Work& work = cut.work;
+  int64_t strip = kTilePanels;
+  while (strip > 1 && threads > 1 && work.panel_count < strip * threads) strip /= 2;
+  cut.panels = ceil_div(ceil_div(work.panel_count, wanted), strip) * strip;
+  cut.panel_parts = ceil_div(work.panel_count, cut.panels);
+  const int64_t row_parts =
+      std::clamp<int64_t>(wanted / cut.panel_parts, 1, ceil_div(work.p.rows, 4 * kTileRows));
+  cut.rows = ceil_div(ceil_div(work.p.rows, row_parts), kTileRows) * kTileRows;
+  cut.tasks = cut.panel_parts * ceil_div(work.p.rows, cut.rows);
+}
+
+void run_task(const Cut& cut, int64_t task) {
+  const Work& work = cut.work;
+  const int64_t panel = task % cut.panel_parts * cut.panels;
+  const int64_t row = task / cut.panel_parts * cut.rows;
+  const Part part{row, std::min(work.p.rows, row + cut.rows), panel,
+                  std::min(work.panel_count, panel + cut.panels)};
+  work.p.weights.format == PanelFormat::kDense ? run_part(work, part) : run_quantised_part(work, part);
+}
+
 }  // namespace
 
-void gemm(const Gemm& p, Parallel& parallel) {
-  const Work work = resolve(p);
-  if (p.rows == 0 || work.panel_count == 0) return;
-  const int64_t macs =
-      p.rows * work.panel_count * kPanel * std::max<int64_t>(1, work.steps * 4 / work.element_bytes);
-  // Four tasks a thread even out what else runs on the machine; panels first, because then each is read once.
-  const int64_t wanted = parallel.thread_count() == 1
-                             ? 1
-                             : std::clamp<int64_t>(macs / kTaskMacs, 1, int64_t{4} * parallel.thread_count());
-  const int64_t panels = ceil_div(ceil_div(work.panel_count, wanted), kTilePanels) * kTilePanels;
-  const int64_t panel_parts = ceil_div(work.panel_count, panels);
-  const int64_t row_parts = std::clamp<int64_t>(wanted / panel_parts, 1, ceil_div(p.rows, 4 * kTileRows));
-  const int64_t rows = ceil_div(ceil_div(p.rows, row_parts), kTileRows) * kTileRows;
-  const int64_t tasks = panel_parts * ceil_div(p.rows, rows);
+void gemm(std::span<const Gemm> products, Parallel& parallel) {
+  const int threads = parallel.thread_count();
+  std::vector<Cut> cuts;
+  cuts.reserve(products.size());
+  int64_t cost = 0;
+  for (const Gemm& p : products) {
+    Work work = resolve(p);
+    if (p.rows == 0 || work.panel_count == 0) continue;
+    cost += cost_of(work);
+    cuts.push_back({.work = work});
+  }
+  // Four tasks a thread even out what else runs on the machine.
+  const int64_t most = threads == 1 ? 1 : int64_t{4} * threads;
+  const int64_t task_cost = std::max(kTaskCost, cost / most);
+  std::vector<int64_t> ends;  // of each product's tasks among all
+  ends.reserve(cuts.size());
+  int64_t tasks = 0;
+  for (Cut& each : cuts) {
+    cut(each, std::clamp<int64_t>(cost_of(each.work) / task_cost, 1, most), threads);
+    ends.push_back(tasks += each.tasks);
+  }
   parallel.run(tasks, [&](int64_t task, int) {
-    const int64_t panel = task % panel_parts * panels;
-    const int64_t row = task / panel_parts * rows;
-    const Part part{row, std::min(p.rows, row + rows), panel, std::min(work.panel_count, panel + panels)};
-    p.weights.format == PanelFormat::kDense ? run_part(work, part) : run_quantised_part(work, part);
+    const auto at = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
+    run_task(cuts[at], task - (ends[at] - cuts[at].tasks));
   });
 }
 

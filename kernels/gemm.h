@@ -26,6 +26,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/parallel.h"
 #include "proto/vocab/ids.h"
@@ -77,7 +78,10 @@ struct Gemm {
   float* y = nullptr;
   int64_t y_stride = 0;  // elements
 };
-void gemm(const Gemm& p, Parallel& parallel);
+// Products that do not depend on each other, spread over the threads as one job: a step with few rows has
+// many small ones.
+void gemm(std::span<const Gemm> products, Parallel& parallel);
+inline void gemm(const Gemm& p, Parallel& parallel) { gemm(std::span(&p, 1), parallel); }
 
 // To the dtype of weights or cache and back: float32 is copied, bf16 is rounded to nearest even.
 void convert(const float* in, int64_t count, DType dtype, void* out);

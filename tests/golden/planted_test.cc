@@ -56,7 +56,7 @@ namespace kernels = weft::kernels;
 namespace kv = weft::kv;
 
 // NOLINTBEGIN: names are the linker's
-#define GEMM _ZN4weft7kernels4gemmERKNS0_4GemmERNS0_8ParallelE
+#define GEMM _ZN4weft7kernels4gemmESt4spanIKNS0_4GemmELm18446744073709551615EERNS0_8ParallelE
 #define MERGE_PARTIALS _ZN4weft7kernels14merge_partialsEPflll
 #define FIND_SPLIT_TOP_K \
   _ZN4weft7kernels16find_split_top_kESt4spanIKNS0_5OfferELm18446744073709551615EElRNS0_9SplitTopKE
@@ -65,7 +65,7 @@ namespace kv = weft::kv;
 #define ATTEND _ZN4weft7kernels6attendERKNS0_9AttentionE
 #define CANONICAL_SHARD _ZN4weft2kv15canonical_shardEl
 #define SUM_SEGMENTS \
-  _ZN4weft6worker12sum_segmentsENS_2kv5RangeERKSt5arrayIbLm8EEllRNS_7kernels8ParallelERKSt8functionIFvillPfEERKSA_IFSB_mlEE
+  _ZN4weft6worker12sum_segmentsENS_2kv5RangeERKSt5arrayIbLm8EEllRNS_7kernels8ParallelERKSt8functionIFvllSt4spanIKPfLm18446744073709551615EEEERKSA_IFSC_mlEE
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define REAL(name) JOIN(__real_, name)
@@ -73,23 +73,30 @@ namespace kv = weft::kv;
 
 extern "C" {
 
-void REAL(GEMM)(const kernels::Gemm& p, kernels::Parallel& parallel);
-void WRAP(GEMM)(const kernels::Gemm& p, kernels::Parallel& parallel) {
-  const int64_t k_end = p.k_end < 0 ? p.weights.k : p.k_end;
-  const int64_t half = (k_end - p.k_begin) / 4 * 2;  // even, for bf16 pairs
-  if (!is(Plant::kGemvOrder) || p.rows != 1 || half == 0) return REAL(GEMM)(p, parallel);
-  const int64_t outputs = (p.output_end < 0 ? p.weights.group_outputs : p.output_end) - p.output_begin;
-  const int64_t count = outputs * (p.group_end - p.group_begin);
-  std::vector<float> second(static_cast<size_t>(count));
-  kernels::Gemm a = p, b = p;
-  a.k_end = b.k_begin = p.k_begin + half;
-  b.k_end = k_end;
-  b.x = static_cast<const std::byte*>(p.x) + half * static_cast<int64_t>(weft::dtype_bytes(p.weights.dtype));
-  b.y = second.data();
-  b.y_stride = count;
-  REAL(GEMM)(a, parallel);
-  REAL(GEMM)(b, parallel);
-  for (int64_t i = 0; i < count; ++i) p.y[i] += second[static_cast<size_t>(i)];
+void REAL(GEMM)(std::span<const kernels::Gemm> products, kernels::Parallel& parallel);
+void WRAP(GEMM)(std::span<const kernels::Gemm> products, kernels::Parallel& parallel) {
+  if (!is(Plant::kGemvOrder)) return REAL(GEMM)(products, parallel);
+  for (const kernels::Gemm& p : products) {
+    const int64_t k_end = p.k_end < 0 ? p.weights.k : p.k_end;
+    const int64_t half = (k_end - p.k_begin) / 4 * 2;  // even, for bf16 pairs
+    if (p.rows != 1 || half == 0) {
+      REAL(GEMM)({&p, 1}, parallel);
+      continue;
+    }
+    const int64_t outputs = (p.output_end < 0 ? p.weights.group_outputs : p.output_end) - p.output_begin;
+    const int64_t count = outputs * (p.group_end - p.group_begin);
+    std::vector<float> second(static_cast<size_t>(count));
+    kernels::Gemm a = p, b = p;
+    a.k_end = b.k_begin = p.k_begin + half;
+    b.k_end = k_end;
+    b.x =
+        static_cast<const std::byte*>(p.x) + half * static_cast<int64_t>(weft::dtype_bytes(p.weights.dtype));
+    b.y = second.data();
+    b.y_stride = count;
+    REAL(GEMM)({&a, 1}, parallel);
+    REAL(GEMM)({&b, 1}, parallel);
+    for (int64_t i = 0; i < count; ++i) p.y[i] += second[static_cast<size_t>(i)];
+  }
 }
 
 // Called with count = V for the shards of one rank, and with count = c < V for what ranks sent each other.
@@ -239,7 +246,7 @@ void WRAP(ADD)(float* a, const float* b, int64_t count) {
   REAL(ADD)(shared_sum.data() + leaf_row * leaf_width, b, count);
 }
 
-using Compute = std::function<void(int, int64_t, int64_t, float*)>;
+using Compute = std::function<void(int64_t, int64_t, std::span<float* const>)>;
 using Place = std::function<float*(size_t, int64_t)>;
 void REAL(SUM_SEGMENTS)(kv::Range segments, const weft::worker::SegmentPresence& presence, int64_t rows,
                         int64_t width, kernels::Parallel& parallel, const Compute& compute,
@@ -252,10 +259,10 @@ void WRAP(SUM_SEGMENTS)(kv::Range segments, const weft::worker::SegmentPresence&
   }
   shared_sum.assign(static_cast<size_t>(rows * width), 0.0f);
   leaf_width = width;
-  const Compute outside = [&](int segment, int64_t row_begin, int64_t row_count, float* out) {
+  const Compute outside = [&](int64_t row_begin, int64_t row_count, std::span<float* const> sums) {
     in_leaf = true;
     leaf_row = row_begin;
-    compute(segment, row_begin, row_count, out);
+    compute(row_begin, row_count, sums);
     in_leaf = false;
   };
   REAL(SUM_SEGMENTS)(segments, presence, rows, width, parallel, outside, place);

@@ -182,6 +182,42 @@ TEST_P(GemmTest, RowsDoNotKnowHowManyTheyAre) {
   });
 }
 
+// Products that run as one job: each is what it is alone, whatever their number, sizes and the threads.
+TEST_P(GemmTest, ManyAtOnceAreEachAlone) {
+  test::each_instruction_set([&] {
+    SplitMix64 random(23);
+    for (int turn = 0; turn < 40; ++turn) {
+      const uint64_t seed = random.next();
+      SplitMix64 draw(seed);
+      const auto between = [&](int64_t low, int64_t high) {
+        return low + static_cast<int64_t>(draw.below(static_cast<uint64_t>(high - low + 1)));
+      };
+      std::vector<Problem> problems;
+      for (int64_t i = between(0, 9); i >= 0; --i) {
+        problems.emplace_back(GetParam(), 1, between(1, 300), between(1, 200), between(0, 30), draw.next());
+      }
+      std::vector<Gemm> products;
+      std::vector<std::vector<float>> alone, together;
+      for (const Problem& problem : problems) {
+        Gemm p = problem.whole();
+        p.y_stride = problem.group_outputs + 3;
+        alone.emplace_back(static_cast<size_t>(p.rows * p.y_stride), kUntouched);
+        together.push_back(alone.back());
+        p.y = alone.back().data();
+        gemm(p, serial());
+        p.y = together.back().data();
+        products.push_back(p);
+      }
+      test::ThreadParallel threads(static_cast<int>(between(1, 5)));
+      gemm(products, threads);
+      for (size_t i = 0; i < products.size(); ++i) {
+        ASSERT_EQ(std::memcmp(together[i].data(), alone[i].data(), alone[i].size() * sizeof(float)), 0)
+            << "product " << i << " of seed " << seed;
+      }
+    }
+  });
+}
+
 TEST_P(GemmTest, SlicesOfGroupsOutputsAndKAreViews) {
   test::each_instruction_set([&] {
     SplitMix64 random(11);

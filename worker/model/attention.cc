@@ -39,6 +39,7 @@ struct AttentionPhase::Work {
   std::vector<float> values_whole;     // of rows that expand: [row][heads][value]
   Operand values_operand;
   std::vector<float> sums;
+  std::vector<Gemm> products;  // of o_proj
 
   void publish_queries();
   void place_wide();
@@ -180,18 +181,24 @@ void AttentionPhase::Work::output(const LayerWeights& w, const void* values, int
   const auto bytes = static_cast<int64_t>(dtype_bytes(state.weights.dtype));
   const int64_t out_stride = heads.size() * config.value;
   const auto* ox = static_cast<const std::byte*>(values);
-  const auto compute = [&](int segment, int64_t row_begin, int64_t row_count, float* out) {
-    const kv::Range items = kv::segment_items(segment, config.heads);
-    Gemm p;
-    p.weights = w.o;
-    p.k_begin = items.begin * config.value;
-    p.k_end = items.end * config.value;
-    p.rows = row_count;
-    p.x = ox + (row_begin * out_stride + (items.begin - heads.begin) * config.value) * bytes;
-    p.x_stride = out_stride;
-    p.y = out;
-    p.y_stride = config.hidden;
-    kernels::gemm(p, state.parallel);
+  const auto compute = [&](int64_t row_begin, int64_t row_count, std::span<float* const> sums) {
+    products.clear();
+    for (size_t i = 0; i < sums.size(); ++i) {
+      if (sums[i] == nullptr) continue;
+      const kv::Range items =
+          kv::segment_items(static_cast<int>(segments.begin) + static_cast<int>(i), config.heads);
+      Gemm p;
+      p.weights = w.o;
+      p.k_begin = items.begin * config.value;
+      p.k_end = items.end * config.value;
+      p.rows = row_count;
+      p.x = ox + (row_begin * out_stride + (items.begin - heads.begin) * config.value) * bytes;
+      p.x_stride = out_stride;
+      p.y = sums[i];
+      p.y_stride = config.hidden;
+      products.push_back(p);
+    }
+    kernels::gemm(products, state.parallel);
   };
   sum_segments(segments, presence, rows, config.hidden, state.parallel, compute, place);
 }

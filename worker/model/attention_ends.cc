@@ -67,9 +67,8 @@ void AttentionEnds::for_plain_queries(int64_t width,
   }
 }
 
-void AttentionEnds::product(const kernels::PackedMatrix& weights, const void* x, int64_t x_stride,
-                            int64_t rows, float* y, int64_t y_stride, kv::Range groups) {
-  if (rows == 0) return;
+void AttentionEnds::add_product(const kernels::PackedMatrix& weights, const void* x, int64_t x_stride,
+                                int64_t rows, float* y, int64_t y_stride, kv::Range groups) {
   kernels::Gemm p;
   p.weights = weights;
   p.group_begin = groups.begin;
@@ -79,7 +78,12 @@ void AttentionEnds::product(const kernels::PackedMatrix& weights, const void* x,
   p.x_stride = x_stride;
   p.y = y;
   p.y_stride = y_stride;
-  kernels::gemm(p, state.parallel);
+  products_.push_back(p);
+}
+
+void AttentionEnds::run_products() {
+  kernels::gemm(products_, state.parallel);
+  products_.clear();
 }
 
 }  // namespace weft::worker

@@ -51,14 +51,22 @@ class AttentionEnds {
   void for_queries(const std::function<void(kv::Range home, kv::Range heads, std::byte* out)>& make);
   // The same for the rows that expand, [row][all heads][width] in the cache's dtype.
   void for_plain_queries(int64_t width, const std::function<void(kv::Range home, std::byte* out)>& make);
-  // A product over some groups of the weights; x in the weights' dtype.
+  // A product over some groups of the weights; x in the weights' dtype. Products that are added run together,
+  // in run_products().
+  void add_product(const kernels::PackedMatrix& weights, const void* x, int64_t x_stride, int64_t rows,
+                   float* y, int64_t y_stride, kv::Range groups = {0, -1});
+  void run_products();
   void product(const kernels::PackedMatrix& weights, const void* x, int64_t x_stride, int64_t rows, float* y,
-               int64_t y_stride, kv::Range groups = {0, -1});
+               int64_t y_stride, kv::Range groups = {0, -1}) {
+    add_product(weights, x, x_stride, rows, y, y_stride, groups);
+    run_products();
+  }
 
   StepState& state;
   std::vector<float> normed_;  // [home rows][hidden]
 
  private:
+  std::vector<kernels::Gemm> products_;
   Operand normed_operand_;
   std::vector<std::byte> wide_query_, whole_query_, plain_query_;
   std::vector<int64_t> wide_offset_;  // bytes, by span

@@ -90,8 +90,9 @@ void Grouped::add_entries(const LayerWeights& w, int64_t layer, const std::byte*
   scratch(k_, rows * stride);
   scratch(v_, rows * stride);
   scratch(entries_, 2 * rows * stride);
-  product(w.k, x, d, rows, k_.data(), stride, parts);
-  product(w.v, x, d, rows, v_.data(), stride, parts);
+  add_product(w.k, x, d, rows, k_.data(), stride, parts);
+  add_product(w.v, x, d, rows, v_.data(), stride, parts);
+  run_products();
   for_rows(state.parallel, rows, 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       float* key = k_.data() + i * stride;

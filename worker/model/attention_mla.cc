@@ -104,10 +104,13 @@ void Mla::index_projections(const LayerWeights& w, int64_t index_layer, const st
   float* key = scratch(index_key_, n * width) + home.begin * width;
   float* query = scratch(index_query_, n * heads * width) + home.begin * heads * width;
   float* weight = scratch(index_weights_, n * heads) + home.begin * heads;
-  product(w.index_k, hidden + home.begin * config.hidden * weight_bytes(), config.hidden, rows, key, width);
-  product(w.index_q, latent + home.begin * config.q_lora_rank * weight_bytes(), config.q_lora_rank, rows,
-          query, heads * width);
-  product(w.index_weights, normed_.data() + home.begin * config.hidden, config.hidden, rows, weight, heads);
+  add_product(w.index_k, hidden + home.begin * config.hidden * weight_bytes(), config.hidden, rows, key,
+              width);
+  add_product(w.index_q, latent + home.begin * config.q_lora_rank * weight_bytes(), config.q_lora_rank, rows,
+              query, heads * width);
+  add_product(w.index_weights, normed_.data() + home.begin * config.hidden, config.hidden, rows, weight,
+              heads);
+  run_products();
   const float factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(heads * width)));
   constexpr float kIndexEps = 1e-6f;
   for_rows(state.parallel, rows, 16, [&](int64_t begin, int64_t end) {
@@ -200,9 +203,10 @@ void Mla::absorb(const LayerWeights& w, const std::byte* latent, kv::Range home,
       static_cast<const std::byte*>(nope_operand_.of(state.parallel, dtype, q_.data(), rows * q_stride));
   scratch(absorbed_, rows * out_stride);
   for (int64_t head = 0; head < heads.size(); ++head) {
-    product(w.w_uk, nope + head * head_width * bytes, q_stride, rows, absorbed_.data() + head * width,
-            out_stride, {heads.begin + head, heads.begin + head + 1});
+    add_product(w.w_uk, nope + head * head_width * bytes, q_stride, rows, absorbed_.data() + head * width,
+                out_stride, {heads.begin + head, heads.begin + head + 1});
   }
+  run_products();
   for_rows(state.parallel, rows, 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       for (int64_t head = 0; head < heads.size(); ++head) {
@@ -233,10 +237,11 @@ const void* Mla::head_outputs(const LayerWeights& w, const float* z, int64_t row
       static_cast<const std::byte*>(value_operand_.of(state.parallel, dtype, z, rows * z_stride));
   scratch(heads_out_, rows * out_stride);
   for (int64_t head = 0; head < heads.size(); ++head) {
-    product(w.w_uv, zx + head * config.latent * bytes, z_stride, rows,
-            heads_out_.data() + head * config.value, out_stride,
-            {heads.begin + head, heads.begin + head + 1});
+    add_product(w.w_uv, zx + head * config.latent * bytes, z_stride, rows,
+                heads_out_.data() + head * config.value, out_stride,
+                {heads.begin + head, heads.begin + head + 1});
   }
+  run_products();
   return output_operand_.of(state.parallel, dtype, heads_out_.data(), rows * out_stride);
 }
 

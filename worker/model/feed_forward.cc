@@ -1,7 +1,10 @@
 #include "worker/model/feed_forward.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <span>
+#include <vector>
 
 #include "kernels/elementwise.h"
 #include "kernels/router.h"
@@ -30,6 +33,25 @@ Gemm columns(const PackedMatrix& weights, kv::Range range, const void* x, int64_
   return p;
 }
 
+// A SwiGLU over some of its columns for some rows: out = down(silu(gate x) · up x).
+struct SwigluJob {
+  const Mlp* mlp;
+  kv::Range columns;
+  const void* x;  // [rows][hidden], in the weights' dtype
+  int64_t rows;
+  float* out;  // [rows][hidden]
+};
+
+// An expert and the rows of the batch that chose it; their inputs lie together, and so do their outputs.
+struct ChosenExpert {
+  int64_t expert;
+  kv::Range columns;
+  size_t leaf;  // index into the owned segments
+  std::vector<int64_t> rows;
+  std::vector<float> factors;
+  int64_t first;  // of its inputs and outputs
+};
+
 }  // namespace
 
 struct FeedForwardPhase::Work {
@@ -37,48 +59,82 @@ struct FeedForwardPhase::Work {
 
   StepState& state;
   const kv::Range segments;
-  Operand input_operand, inner_operand, gathered_operand;
-  std::vector<float> gate, up, router_logits, gathered, expert_out;
+  Operand input_operand, inner_operand;
+  std::vector<float> gate, up, router_logits, outputs;
+  std::vector<std::byte> gathered;
   std::vector<int32_t> chosen;
   std::vector<float> chosen_weights;
+  std::vector<Gemm> products;
 
-  // rows × SwiGLU columns `range` → out[rows][hidden] = down over those columns.
-  void swiglu_columns(const Mlp& mlp, kv::Range range, const void* x, int64_t rows, float* out) {
-    const int64_t d = state.config.hidden;
-    float* g = scratch(gate, rows * range.size());
-    float* u = scratch(up, rows * range.size());
-    kernels::gemm(columns(mlp.gate, range, x, d, rows, g), state.parallel);
-    kernels::gemm(columns(mlp.up, range, x, d, rows, u), state.parallel);
-    for_rows(state.parallel, rows, 16, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end && mlp.gate_bias != nullptr; ++row) {
-        kernels::add(g + row * range.size(), mlp.gate_bias + range.begin, range.size());
-        kernels::add(u + row * range.size(), mlp.up_bias + range.begin, range.size());
-      }
-      kernels::swiglu(g + begin * range.size(), range.size(), u + begin * range.size(), range.size(),
-                      end - begin, range.size(), g + begin * range.size(), range.size());
-    });
-    Gemm down;
-    down.weights = mlp.down;
-    down.k_begin = range.begin;
-    down.k_end = range.end;
-    down.rows = rows;
-    down.x = inner_operand.of(state.parallel, state.weights.dtype, g, rows * range.size());
-    down.x_stride = range.size();
-    down.y = out;
-    down.y_stride = d;
-    kernels::gemm(down, state.parallel);
+  int segment(size_t leaf) const { return static_cast<int>(segments.begin + static_cast<int64_t>(leaf)); }
+  int64_t row_bytes() const {
+    return state.config.hidden * static_cast<int64_t>(dtype_bytes(state.weights.dtype));
+  }
+  const std::byte* rows_at(const void* x, int64_t row) const {
+    return static_cast<const std::byte*>(x) + row * row_bytes();
   }
 
-  const void* rows_at(const void* x, int64_t row) const {
-    return static_cast<const std::byte*>(x) +
-           row * state.config.hidden * static_cast<int64_t>(dtype_bytes(state.weights.dtype));
-  }
-
+  void swiglu(std::span<const SwigluJob> jobs);
   void route(const LayerWeights& w, int64_t rows);
-  void expert_leaf(const LayerWeights& w, int segment, const void* x, int64_t row_begin, int64_t row_count,
-                   float* out);
+  void dense_leaves(const LayerWeights& w, const std::byte* x, int64_t rows, std::span<float* const> sums);
+  void expert_leaves(const LayerWeights& w, const std::byte* x, int64_t row_begin, int64_t row_count,
+                     std::span<float* const> sums);
+  std::vector<ChosenExpert> chosen_experts(int64_t row_begin, int64_t row_count,
+                                           std::span<float* const> sums) const;
+  void gather(std::span<const ChosenExpert> experts, const std::byte* x);
   void add_residual(const SegmentPresence& presence, const float* bias);
 };
+
+// All at once, so that a step with few rows keeps every thread busy.
+void FeedForwardPhase::Work::swiglu(std::span<const SwigluJob> jobs) {
+  const int64_t d = state.config.hidden;
+  std::vector<int64_t> first(jobs.size() + 1, 0);  // of each job in gate and up
+  for (size_t i = 0; i < jobs.size(); ++i) first[i + 1] = first[i] + jobs[i].rows * jobs[i].columns.size();
+  scratch(gate, first.back());
+  scratch(up, first.back());
+  products.clear();
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const SwigluJob& job = jobs[i];
+    products.push_back(columns(job.mlp->gate, job.columns, job.x, d, job.rows, gate.data() + first[i]));
+    products.push_back(columns(job.mlp->up, job.columns, job.x, d, job.rows, up.data() + first[i]));
+  }
+  kernels::gemm(products, state.parallel);
+
+  constexpr int64_t kRows = 16;
+  std::vector<int64_t> tasks(jobs.size() + 1, 0);  // before each job
+  for (size_t i = 0; i < jobs.size(); ++i) tasks[i + 1] = tasks[i] + (jobs[i].rows + kRows - 1) / kRows;
+  state.parallel.run(tasks.back(), [&](int64_t task, int) {
+    const auto i =
+        static_cast<size_t>(std::upper_bound(tasks.begin(), tasks.end(), task) - tasks.begin()) - 1;
+    const SwigluJob& job = jobs[i];
+    const int64_t width = job.columns.size(), row = (task - tasks[i]) * kRows;
+    const int64_t count = std::min(kRows, job.rows - row);
+    float* g = gate.data() + first[i] + row * width;
+    float* u = up.data() + first[i] + row * width;
+    for (int64_t r = 0; r < count && job.mlp->gate_bias != nullptr; ++r) {
+      kernels::add(g + r * width, job.mlp->gate_bias + job.columns.begin, width);
+      kernels::add(u + r * width, job.mlp->up_bias + job.columns.begin, width);
+    }
+    kernels::swiglu(g, width, u, width, count, width, g, width);
+  });
+
+  const auto* inner = static_cast<const std::byte*>(
+      inner_operand.of(state.parallel, state.weights.dtype, gate.data(), first.back()));
+  products.clear();
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    Gemm down;
+    down.weights = jobs[i].mlp->down;
+    down.k_begin = jobs[i].columns.begin;
+    down.k_end = jobs[i].columns.end;
+    down.rows = jobs[i].rows;
+    down.x = inner + first[i] * static_cast<int64_t>(dtype_bytes(state.weights.dtype));
+    down.x_stride = jobs[i].columns.size();
+    down.y = jobs[i].out;
+    down.y_stride = d;
+    products.push_back(down);
+  }
+  kernels::gemm(products, state.parallel);
+}
 
 // Chosen experts and weights of every row, by every rank alike.
 void FeedForwardPhase::Work::route(const LayerWeights& w, int64_t rows) {
@@ -112,45 +168,107 @@ void FeedForwardPhase::Work::route(const LayerWeights& w, int64_t rows) {
   });
 }
 
-// Leaf `segment` of the mixture: its experts ascending, each weighted output by fused multiply-add, then the
-// segment of the shared expert.
-void FeedForwardPhase::Work::expert_leaf(const LayerWeights& w, int segment, const void* x, int64_t row_begin,
-                                         int64_t row_count, float* out) {
-  const ModelConfig& config = state.config;
-  const int64_t d = config.hidden, k = config.experts_per_token;
-  std::fill(out, out + row_count * d, 0.0f);
-  const ExpertSlice slice = expert_slice(config, segment);
-  std::vector<int64_t> rows;
-  std::vector<float> factors;
-  for (int64_t expert = slice.experts.begin; expert < slice.experts.end && !slice.empty(); ++expert) {
-    rows.clear();
-    factors.clear();
-    for (int64_t row = 0; row < row_count; ++row) {
-      const int32_t* ids = chosen.data() + (row_begin + row) * k;
-      const int32_t* found = std::lower_bound(ids, ids + k, static_cast<int32_t>(expert));
-      if (found == ids + k || *found != expert) continue;
-      rows.push_back(row);
-      factors.push_back(chosen_weights[static_cast<size_t>((row_begin + row) * k + (found - ids))]);
-    }
-    if (rows.empty()) continue;
-    float* in = scratch(gathered, std::ssize(rows) * d);
-    for (size_t i = 0; i < rows.size(); ++i) {
-      std::memcpy(in + static_cast<int64_t>(i) * d, state.normed.data() + (row_begin + rows[i]) * d,
-                  static_cast<size_t>(d) * sizeof(float));
-    }
-    const void* gathered_x =
-        gathered_operand.of(state.parallel, state.weights.dtype, in, std::ssize(rows) * d);
-    float* y = scratch(expert_out, std::ssize(rows) * d);
-    swiglu_columns(w.experts[static_cast<size_t>(expert)], slice.columns, gathered_x, std::ssize(rows), y);
-    for (size_t i = 0; i < rows.size(); ++i) {
-      kernels::axpy(factors[i], y + static_cast<int64_t>(i) * d, out + rows[i] * d, d);
+void FeedForwardPhase::Work::dense_leaves(const LayerWeights& w, const std::byte* x, int64_t rows,
+                                          std::span<float* const> sums) {
+  std::vector<SwigluJob> jobs;
+  for (size_t leaf = 0; leaf < sums.size(); ++leaf) {
+    if (sums[leaf] == nullptr) continue;
+    const kv::Range columns = kv::segment_columns(segment(leaf), state.config.dense_width);
+    jobs.push_back({&w.dense, columns, x, rows, sums[leaf]});
+  }
+  swiglu(jobs);
+}
+
+// By leaf, in each experts ascending.
+std::vector<ChosenExpert> FeedForwardPhase::Work::chosen_experts(int64_t row_begin, int64_t row_count,
+                                                                 std::span<float* const> sums) const {
+  const int64_t k = state.config.experts_per_token;
+  std::vector<ChosenExpert> out;
+  int64_t first = 0;
+  for (size_t leaf = 0; leaf < sums.size(); ++leaf) {
+    const ExpertSlice slice = expert_slice(state.config, segment(leaf));
+    if (sums[leaf] == nullptr || slice.empty()) continue;
+    for (int64_t expert = slice.experts.begin; expert < slice.experts.end; ++expert) {
+      ChosenExpert one{.expert = expert,
+                       .columns = slice.columns,
+                       .leaf = leaf,
+                       .rows = {},
+                       .factors = {},
+                       .first = first};
+      for (int64_t row = 0; row < row_count; ++row) {
+        const int32_t* ids = chosen.data() + (row_begin + row) * k;
+        const int32_t* found = std::lower_bound(ids, ids + k, static_cast<int32_t>(expert));
+        if (found == ids + k || *found != expert) continue;
+        one.rows.push_back(row);
+        one.factors.push_back(chosen_weights[static_cast<size_t>((row_begin + row) * k + (found - ids))]);
+      }
+      if (one.rows.empty()) continue;
+      first += std::ssize(one.rows);
+      out.push_back(std::move(one));
     }
   }
-  const kv::Range shared = kv::segment_columns(segment, config.shared_width);
-  if (shared.empty()) return;
-  float* y = scratch(expert_out, row_count * d);
-  swiglu_columns(w.shared, shared, rows_at(x, row_begin), row_count, y);
-  kernels::add(out, y, row_count * d);
+  return out;
+}
+
+void FeedForwardPhase::Work::gather(std::span<const ChosenExpert> experts, const std::byte* x) {
+  const int64_t bytes = row_bytes();
+  const int64_t count = experts.empty() ? 0 : experts.back().first + std::ssize(experts.back().rows);
+  scratch(gathered, count * bytes);
+  state.parallel.run(std::ssize(experts), [&](int64_t task, int) {
+    const ChosenExpert& expert = experts[static_cast<size_t>(task)];
+    std::byte* to = gathered.data() + expert.first * bytes;
+    for (const int64_t row : expert.rows) {
+      std::memcpy(to, x + row * bytes, static_cast<size_t>(bytes));
+      to += bytes;
+    }
+  });
+}
+
+// The leaves of the mixture: its experts ascending, each weighted output by fused multiply-add, then the
+// segment of the shared expert.
+void FeedForwardPhase::Work::expert_leaves(const LayerWeights& w, const std::byte* x, int64_t row_begin,
+                                           int64_t row_count, std::span<float* const> sums) {
+  const int64_t d = state.config.hidden;
+  const std::vector<ChosenExpert> experts = chosen_experts(row_begin, row_count, sums);
+  gather(experts, x);
+  std::vector<SwigluJob> jobs;
+  int64_t rows = 0;
+  const auto add_job = [&](const Mlp& mlp, kv::Range columns, const std::byte* in, int64_t count) {
+    jobs.push_back({&mlp, columns, in, count, nullptr});
+    rows += count;
+  };
+  for (const ChosenExpert& expert : experts) {
+    add_job(w.experts[static_cast<size_t>(expert.expert)], expert.columns,
+            gathered.data() + expert.first * row_bytes(), std::ssize(expert.rows));
+  }
+  std::array<int64_t, kv::kShards> shared_first = {};
+  for (size_t leaf = 0; leaf < sums.size(); ++leaf) {
+    const kv::Range columns = kv::segment_columns(segment(leaf), state.config.shared_width);
+    shared_first[leaf] = columns.empty() || sums[leaf] == nullptr ? -1 : rows;
+    if (shared_first[leaf] >= 0) add_job(w.shared, columns, x, row_count);
+  }
+  scratch(outputs, rows * d);
+  float* out = outputs.data();
+  for (SwigluJob& job : jobs) {
+    job.out = out;
+    out += job.rows * d;
+  }
+  swiglu(jobs);
+
+  state.parallel.run(std::ssize(sums), [&](int64_t task, int) {
+    const auto leaf = static_cast<size_t>(task);
+    if (sums[leaf] == nullptr) return;
+    std::fill(sums[leaf], sums[leaf] + row_count * d, 0.0f);
+    for (const ChosenExpert& expert : experts) {
+      if (expert.leaf != leaf) continue;
+      const float* y = outputs.data() + expert.first * d;
+      for (size_t i = 0; i < expert.rows.size(); ++i) {
+        kernels::axpy(expert.factors[i], y + static_cast<int64_t>(i) * d, sums[leaf] + expert.rows[i] * d, d);
+      }
+    }
+    if (shared_first[leaf] >= 0)
+      kernels::add(sums[leaf], outputs.data() + shared_first[leaf] * d, row_count * d);
+  });
 }
 
 // After the exchange: x = (tree sum of all ranks' nodes + bias) + x, for the home rows.
@@ -182,13 +300,10 @@ Result<void> FeedForwardPhase::run(int64_t layer) {
   float* outbox = state.outbox();
   sum_segments(
       work.segments, presence, rows, d, state.parallel,
-      [&](int segment, int64_t row_begin, int64_t row_count, float* out) {
-        if (dense) {
-          work.swiglu_columns(w.dense, kv::segment_columns(segment, config.dense_width),
-                              work.rows_at(x, row_begin), row_count, out);
-        } else {
-          work.expert_leaf(w, segment, x, row_begin, row_count, out);
-        }
+      [&](int64_t row_begin, int64_t row_count, std::span<float* const> sums) {
+        const std::byte* batch = work.rows_at(x, row_begin);
+        dense ? work.dense_leaves(w, batch, row_count, sums)
+              : work.expert_leaves(w, batch, row_begin, row_count, sums);
       },
       [&](size_t node, int64_t row) { return outbox + (static_cast<int64_t>(node) * rows + row) * d; });
   if (state.layout.passes_sums()) {

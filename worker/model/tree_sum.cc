@@ -83,27 +83,29 @@ void add_tree(std::span<const NodeSum> leaves, int64_t width, float* out) {
 void sum_segments(
     kv::Range segments, const SegmentPresence& presence, int64_t rows, int64_t width,
     kernels::Parallel& parallel,
-    const std::function<void(int segment, int64_t row_begin, int64_t row_count, float* out)>& compute,
+    const std::function<void(int64_t row_begin, int64_t row_count, std::span<float* const> sums)>& compute,
     const std::function<float*(size_t node, int64_t row)>& place) {
   constexpr int64_t kRowBatch = 256;
   const std::vector<kv::TreeNode> nodes = kv::tree_nodes(segments);
   static thread_local std::vector<float> buffer;
   const int64_t batch = std::min(rows, kRowBatch);
-  buffer.resize(static_cast<size_t>(segments.size() * batch * width));
-  float* const sums = buffer.data();  // thread_local: worker threads must see this one
+  float* const first_sum = scratch(buffer, segments.size() * batch * width);
+  std::array<float*, kv::kShards> all_sums = {};
+  const std::span<float* const> sums(all_sums.data(), static_cast<size_t>(segments.size()));
+  for (int64_t i = 0; i < segments.size(); ++i) {
+    if (presence[static_cast<size_t>(segments.begin + i)]) {
+      all_sums[static_cast<size_t>(i)] = first_sum + i * batch * width;
+    }
+  }
   for (int64_t begin = 0; begin < rows; begin += kRowBatch) {
     const int64_t count = std::min(kRowBatch, rows - begin);
-    auto segment_sums = [&](int segment) { return sums + (segment - segments.begin) * batch * width; };
-    for (auto segment = static_cast<int>(segments.begin); segment < segments.end; ++segment) {
-      if (presence[static_cast<size_t>(segment)]) compute(segment, begin, count, segment_sums(segment));
-    }
+    compute(begin, count, sums);
     for_rows(parallel, count, 16, [&](int64_t first, int64_t last) {
-      std::vector<NodeSum> leaves(static_cast<size_t>(segments.size()));
+      std::vector<NodeSum> leaves(sums.size());
       for (int64_t row = first; row < last; ++row) {
-        for (auto segment = static_cast<int>(segments.begin); segment < segments.end; ++segment) {
-          leaves[static_cast<size_t>(segment - segments.begin)] = {
-              {segment, 1},
-              presence[static_cast<size_t>(segment)] ? segment_sums(segment) + row * width : nullptr};
+        for (size_t i = 0; i < sums.size(); ++i) {
+          leaves[i] = {{static_cast<int>(segments.begin) + static_cast<int>(i), 1},
+                       sums[i] == nullptr ? nullptr : sums[i] + row * width};
         }
         for (size_t node = 0; node < nodes.size(); ++node) {
           float* out = place(node, begin + row);

@@ -49,13 +49,14 @@ bool add_node(kv::TreeNode node, std::span<const NodeSum> leaves, int64_t width,
 bool node_present(kv::TreeNode node, const SegmentPresence& presence);
 
 // Computes the owned segments of a row-parallel product and adds them up to the maximal nodes.
-//   compute(segment, row_begin, row_count, out): writes [row_count][width] floats of one segment
+//   compute(row_begin, row_count, sums): writes [row_count][width] floats of each owned segment to
+//   sums[segment - segments.begin]; nullptr: the segment is absent
 //   place(node, row): where the sum of that node (index into tree_nodes(segments)) goes, [width]
 // Nodes without a present segment get zeros. Rows go through in batches, so scratch is bounded.
 void sum_segments(
     kv::Range segments, const SegmentPresence& presence, int64_t rows, int64_t width,
     kernels::Parallel& parallel,
-    const std::function<void(int segment, int64_t row_begin, int64_t row_count, float* out)>& compute,
+    const std::function<void(int64_t row_begin, int64_t row_count, std::span<float* const> sums)>& compute,
     const std::function<float*(size_t node, int64_t row)>& place);
 
 }  // namespace weft::worker
