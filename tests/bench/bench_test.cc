@@ -1,6 +1,7 @@
 // Goal: the numbers that benchmarks stand beside are right, and a benchmark leaves nothing behind.
-// Method: medians and shares of known values; the work of a small model against counting it out row by row;
-// a guarded child that aborts and leaves a process and a file.
+// Method: medians and shares of known values; contenders that write down their turns; the work of a kernel or
+// a small model against counting it out row by row; a guarded child that aborts and leaves a process and a
+// file.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -12,9 +13,13 @@
 #include <filesystem>
 #include <fstream>
 
+#include "kernels/parallel.h"
 #include "tests/bench/figures.h"
 #include "tests/bench/guard.h"
+#include "tests/bench/kernel_measure.h"
+#include "tests/bench/linear_measure.h"
 #include "tests/bench/model_work.h"
+#include "tests/bench/rounds.h"
 #include "tests/bench/traces.h"
 #include "tests/support/temp_folder.h"
 
@@ -38,6 +43,54 @@ TEST(Figures, ShareIsOneAtTheCeiling) {
   EXPECT_DOUBLE_EQ(*figure.share(), 0.2);
   figure.ceiling.reset();
   EXPECT_FALSE(figure.share());
+}
+
+TEST(Rounds, ContendersTakeTurns) {
+  std::string turns;
+  const Contender contenders[] = {{"a", 3, [&] { turns += 'a'; }}, {"b", 0, [&] { turns += 'b'; }}};
+  const auto rates = take_turns(contenders, 3, 1, 0);
+  // Each turn: one run that does not count, and one that does; in the first round another one, to see how
+  // long it takes.
+  EXPECT_EQ(turns, "aaabbbaabbaabb");
+  ASSERT_EQ(rates.size(), 2u);
+  for (const auto& of_one : rates) EXPECT_EQ(of_one.size(), 3u);
+  for (const double rate : rates[0]) EXPECT_GT(rate, 0);
+  EXPECT_EQ(rates[1], (std::vector<double>{0, 0, 0}));
+}
+
+// Every contender is run once, too.
+double work_of(const Contender& contender) {
+  contender.run();
+  return contender.work;
+}
+
+TEST(KernelWork, CountsPairsAndEntries) {
+  kernels::Parallel& serial = kernels::serial();
+  for (const CacheDType cache : kAllCacheDTypes) {
+    SCOPED_TRACE(cache_dtype_name(cache));
+    double latent = 0;  // 16 rows, 3 heads, 20 entries: a dot product of the key, a sum of values
+    for (int i = 0; i < 16 * 3 * 20; ++i) latent += 2 * (128 + 32) + 2 * 128;
+    EXPECT_DOUBLE_EQ(work_of(attention({3, 128, 32, 20, 100}, cache, serial)), latent);
+    if (cache == CacheDType::kFp8DsMla) continue;
+    double scored = 0;  // row r of the last 5 sees the keys up to its own
+    for (int64_t r = 0; r < 5; ++r) scored += 2 * 3 * 32 * static_cast<double>(128 - 5 + r + 1);
+    EXPECT_DOUBLE_EQ(work_of(indexer({3, 32, 128, 5, 7}, cache, serial)), scored);
+    // 1,024 tokens in blocks of 64 are 128 of each of eight lists; the row before the last eight sees one
+    // less.
+    double attended = 0;
+    for (int64_t r = 0; r < 9; ++r) attended += 8 * (r == 0 ? 127 : 128);
+    EXPECT_DOUBLE_EQ(work_of(grouped({3, 64, 1024, 9}, cache, serial)), attended * 3 * 2 * (64 + 64));
+  }
+}
+
+TEST(KernelWork, ProductsCountOperationsOrBytes) {
+  kernels::Parallel& serial = kernels::serial();
+  const double bytes[] = {48 * 128 * 4, 48 * 128 * 2, 3 * (64 + 128 * 16), 3 * (64 + 2 * (64 + 64 * 8))};
+  for (size_t i = 0; i < std::size(kWeights); ++i) {
+    SCOPED_TRACE(kWeights[i].name);
+    EXPECT_DOUBLE_EQ(work_of(gemm(kWeights[i], {5, 48, 128}, serial)), 2.0 * 5 * 48 * 128);
+    EXPECT_DOUBLE_EQ(work_of(gemv(kWeights[i], {1, 48, 128}, serial, 100'000)), bytes[i]);
+  }
 }
 
 worker::ModelConfig small_model() {

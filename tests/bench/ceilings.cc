@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <thread>
 #include <utility>
@@ -101,17 +102,48 @@ void on_threads(int threads, const std::function<void(int)>& body) {
 std::atomic<float> sink_float;
 std::atomic<uint64_t> sink_word;
 
-double loop_gflops(int threads, double seconds, float (*loop)(int64_t), int lane_operations) {
-  constexpr int64_t kSteps =
-      400'000;  // about a millisecond: short enough to fall between others' time slices
-  const double best = best_seconds(
-      seconds,
-      [&] { on_threads(threads, [&](int) { sink_float.store(loop(kSteps), std::memory_order_relaxed); }); },
-      threads);
-  return static_cast<double>(kSteps) * kAccumulators * lane_operations * threads / best * 1e-9;
-}
+// A loop, and the operations of one of its instructions.
+struct Loop {
+  float (*run)(int64_t steps);
+  int operations;
+};
+
+// About a millisecond: short enough to fall between others' time slices.
+constexpr int64_t kSteps = 400'000;
 
 bool in_use(const char* name) { return std::strcmp(kernels::instruction_set(), name) == 0; }
+
+Loop best_fma_loop() {
+  if (in_use("avx512") || in_use("avx512_bf16")) return {fma_loop_avx512, 32};
+  if (in_use("avx2")) return {fma_loop_avx2, 16};
+  return {fma_loop_portable, 8};
+}
+Loop best_bf16_loop() { return in_use("avx512_bf16") ? Loop{bf16_loop_avx512, 64} : best_fma_loop(); }
+
+double loop_gflops(int threads, double seconds, const Loop& loop) {
+  const double best = best_seconds(
+      seconds,
+      [&] {
+        on_threads(threads, [&](int) { sink_float.store(loop.run(kSteps), std::memory_order_relaxed); });
+      },
+      threads);
+  return static_cast<double>(kSteps) * kAccumulators * loop.operations * threads / best * 1e-9;
+}
+
+// Several pieces for each thread: one that comes late takes fewer.
+constexpr int64_t kPieces = 8;
+int64_t pieces(const kernels::Parallel& parallel) {
+  return parallel.thread_count() == 1 ? 1 : kPieces * parallel.thread_count();
+}
+
+Contender in_turns(std::string what, kernels::Parallel& parallel, const Loop& loop) {
+  const int64_t steps = kSteps * parallel.thread_count() / pieces(parallel);
+  return {std::move(what), static_cast<double>(steps * pieces(parallel)) * kAccumulators * loop.operations,
+          [=, &parallel] {
+            parallel.run(pieces(parallel),
+                         [&](int64_t, int) { sink_float.store(loop.run(steps), std::memory_order_relaxed); });
+          }};
+}
 
 uint64_t read_words(const uint64_t* words, size_t count) {
   uint64_t sums[8] = {};
@@ -136,15 +168,10 @@ double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-double fma_gflops(int threads, double seconds) {
-  if (in_use("avx512") || in_use("avx512_bf16")) return loop_gflops(threads, seconds, fma_loop_avx512, 32);
-  if (in_use("avx2")) return loop_gflops(threads, seconds, fma_loop_avx2, 16);
-  return loop_gflops(threads, seconds, fma_loop_portable, 8);
-}
+double fma_gflops(int threads, double seconds) { return loop_gflops(threads, seconds, best_fma_loop()); }
 
 double bf16_dot_gflops(int threads, double seconds) {
-  if (in_use("avx512_bf16")) return loop_gflops(threads, seconds, bf16_loop_avx512, 64);
-  return fma_gflops(threads, seconds);
+  return loop_gflops(threads, seconds, best_bf16_loop());
 }
 
 double stream_read_gbs(int threads, size_t bytes, double seconds) {
@@ -215,6 +242,24 @@ double barrier_microseconds(int threads, double seconds) {
     });
   });
   return best / kRounds * 1e6;
+}
+
+Contender fma_loop(kernels::Parallel& parallel) { return in_turns("FMA loop", parallel, best_fma_loop()); }
+
+Contender bf16_dot_loop(kernels::Parallel& parallel) {
+  return in_turns("bf16 dot loop", parallel, best_bf16_loop());
+}
+
+Contender stream_read(kernels::Parallel& parallel, size_t bytes) {
+  const size_t words = bytes / 8 / static_cast<size_t>(pieces(parallel));
+  const size_t all = words * static_cast<size_t>(pieces(parallel));
+  auto memory = std::make_shared<std::vector<uint64_t>>(all, 1);  // shared: a std::function is copied
+  return {"stream read", static_cast<double>(all * 8), [=, &parallel] {
+            parallel.run(pieces(parallel), [&](int64_t piece, int) {
+              sink_word.store(read_words(memory->data() + static_cast<size_t>(piece) * words, words),
+                              std::memory_order_relaxed);
+            });
+          }};
 }
 
 }  // namespace weft::bench

@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "kernels/parallel.h"
+#include "tests/bench/rounds.h"
+
 namespace weft::bench {
 
 // Seconds that the calling thread has computed so far, and seconds on the wall.
@@ -49,5 +52,11 @@ double memcpy_gbs(int threads, size_t bytes, double seconds);
 // Microseconds of the plainest barrier: all threads count up one word and spin on it until all have. A thread
 // that waits longer than any core-to-core message takes lets others run.
 double barrier_microseconds(int threads, double seconds);
+
+// The first three once more, to take turns with others; about a millisecond, or one pass, for all threads of
+// `parallel`, which outlives them.
+Contender fma_loop(kernels::Parallel& parallel);
+Contender bf16_dot_loop(kernels::Parallel& parallel);
+Contender stream_read(kernels::Parallel& parallel, size_t bytes);
 
 }  // namespace weft::bench

@@ -186,7 +186,7 @@ void streaming(bool quick) {
         IndexShape{2, 64, 131072 / scale, 1, 512}, IndexShape{8, 64, 131072 / scale, 16, 2048},
         IndexShape{32, 128, 32768 / scale, 16, 2048}, IndexShape{32, 128, 131072 / scale, 1, 2048},
         IndexShape{32, 128, 262144 / scale, 1, 2048}}) {
-    const Rivals time = measure_rivals(shape, DType::kBF16, quick ? 1 : 9);
+    const Rivals time = measure_rivals(shape, CacheDType::kBF16, quick ? 1 : 9);
     const auto k = static_cast<double>(shape.top_k);
     const double bound = k * (1 + std::log(static_cast<double>(shape.keys) / k));
     std::printf("%-46s %7.2f ms %7.2f ms %7.2f %9.2f ms %7.2f   %.2f\n", time.what.c_str(),

@@ -1,8 +1,6 @@
 // weft-bench: what this machine can do, and how close Weft comes to it, in one run. docs/benchmarks.md says
 // what each line means. Exit codes: 0 measured; 1 a part could not be run; 2 a bad command line.
 #include <cstdio>
-#include <cstring>
-#include <map>
 
 #include "proto/command_line.h"
 #include "proto/vocab/units.h"
@@ -10,9 +8,8 @@
 #include "tests/bench/exchange_measure.h"
 #include "tests/bench/figures.h"
 #include "tests/bench/guard.h"
-#include "tests/bench/kernel_measure.h"
+#include "tests/bench/kernel_figures.h"
 #include "tests/bench/machine.h"
-#include "tests/bench/onednn.h"
 #include "tests/bench/serving_measure.h"
 #include "tests/bench/settings.h"
 #include "worker/spin.h"
@@ -96,48 +93,6 @@ void measure_collectives(const Settings& settings, Report& report) {
   }
 }
 
-void measure_kernels(const Settings& settings, const Ceilings& ceilings, Report& report) {
-  const int64_t scale = settings.quick ? 16 : 1;
-  std::map<int, double> onednn;
-  for (int threads : {1, 2}) {
-    const int64_t width = settings.quick ? 256 : 4096;
-    onednn[threads] = onednn_bf16_gflops(512, width, width, threads, settings.seconds());
-    if (onednn[threads] == 0) continue;
-    report.add(one("ceiling", "oneDNN bf16 512 x 4096 x 4096, " + threads_text(threads), "GFLOP/s",
-                   onednn[threads]));
-  }
-  const auto add = [&](const KernelTime& time, DType dtype, int threads) {
-    const bool bf16 = dtype == DType::kBF16;
-    char note[96] = "";
-    if (bf16) std::snprintf(note, sizeof note, "%.2f of the FMA loop", time.gflops() / ceilings.fma[threads]);
-    if (bf16 && onednn[threads] > 0) {
-      std::snprintf(note + std::strlen(note), sizeof note - std::strlen(note), ", %.2f of oneDNN",
-                    time.gflops() / onednn[threads]);
-    }
-    report.add(one("kernel", time.what + ", " + dtype_name(dtype) + (threads == 2 ? ", 2 threads" : ""),
-                   "GFLOP/s", time.gflops(),
-                   bf16 ? Ceiling{"bf16 dot loop", ceilings.bf16_dot[threads]}
-                        : Ceiling{"FMA loop", ceilings.fma[threads]},
-                   note));
-  };
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
-    for (int threads : {1, 2}) {  // the recall model's shapes
-      add(measure_indexer({2, 32, 131072 / scale, 512 / scale, 256}, dtype, threads, settings.seconds()),
-          dtype, threads);
-      add(measure_attention({16, 144, 16, 256, 32768 / scale}, dtype, threads, settings.seconds()), dtype,
-          threads);
-    }
-    add(measure_indexer({2, 32, 131072 / scale, 1, 256}, dtype, 1, settings.seconds()), dtype, 1);
-    for (const int64_t rows : {64, 1}) {
-      add(measure_grouped({4, 128, 8192 / scale, rows}, dtype, 1, settings.seconds()), dtype, 1);
-    }
-    if (settings.quick) continue;
-    add(measure_indexer({2, 64, 131072, 512, 512}, dtype, 1, settings.seconds()), dtype, 1);
-    add(measure_indexer({32, 128, 32768, 64, 2048}, dtype, 1, settings.seconds()), dtype, 1);
-    add(measure_attention({64, 512, 64, 2048, 32768}, dtype, 1, settings.seconds()), dtype, 1);
-  }
-}
-
 int fail(const Error& failure, int code) {
   std::fprintf(stderr, "weft-bench: %s\n", failure.text().c_str());
   return code;
@@ -151,7 +106,7 @@ int run(const Settings& settings, const CorePair& cores, const std::string& fold
   report.print_header();
   const Ceilings ceilings = measure_ceilings(settings, report);
   if (settings.wants("collectives")) measure_collectives(settings, report);
-  if (settings.wants("kernels")) measure_kernels(settings, ceilings, report);
+  if (settings.wants("kernels")) measure_kernels(settings, report);
   if (settings.wants("prefill") || settings.wants("decode")) {
     if (auto done = measure_serving(settings, ceilings, {folder, cores}, report); !done) {
       return fail(done.error(), 1);
