@@ -25,6 +25,7 @@ struct Limits {
   int64_t index_topk = 0;   // 0: every row reads all it may see
   int64_t window = 0;       // keys that a row sees in so many layers
   int64_t window_layers = 0;
+  int64_t draft_layers = 0;  // that are loaded
 
   int64_t max_context = 0;  // tokens of prompt and answer together
   int64_t table_count = 0;  // > max_running: a sequence that changes its table needs a second one for a while

@@ -61,10 +61,10 @@ struct Span {
   TokenRef input_ref;
   int64_t sample_rows = 0;    // the last so many rows draw a token: 0, 1, or all of a decode span
   uint32_t sample_index = 0;  // of the first of them; the others follow
-  // Guesses that the draft layer makes of what follows the token that the last right row draws. Their cells
+  // Guesses that the draft layers make of what follows the token that the last right row draws. Their cells
   // follow those of the sampled rows.
   int64_t draft_tokens = 0;
-  uint32_t next_token = 0;  // the prompt's token after the span, where its last row draws none
+  std::vector<uint32_t> next_tokens;  // the prompt's after the span, one for each draft layer at most
   int sampler_rank = 0;
   SamplingParams sampling;
   bool digest = false;

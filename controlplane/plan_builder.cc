@@ -26,7 +26,7 @@ bool PlanBuilder::add_decode(Sequence& sequence) {
     if (!sequence.settled()) return false;
     // The last token of an answer is never an input.
     const int64_t useful = sequence.max_tokens - sequence.answered() - 1;
-    drafts = draft(sequence.speculation, sequence.tokens, sequence.prompt, sequence.guessed,
+    drafts = draft(sequence.speculation, sequence.tokens, sequence.prompt, sequence.guessed, sequence.lookup,
                    std::min({drafts_left_, rows_left_ - 1, samples_left_ - 1, useful}));
   }
   const int64_t rows = hold_rows(sequence, 1 + std::ssize(drafts));
@@ -41,11 +41,18 @@ bool PlanBuilder::add_decode(Sequence& sequence) {
 bool PlanBuilder::add_prefill(Sequence& sequence) {
   int64_t rows = std::min(sequence.prompt - sequence.scheduled, rows_left_);
   if (limits_.max_chunk_rows > 0) rows = std::min(rows, limits_.max_chunk_rows);
+  // Draft layer i reads the token i + 1 rows ahead: no chunk should end so close to the prompt's end that it
+  // is not drawn yet.
+  const int64_t left = sequence.prompt - sequence.scheduled - rows;
+  if (left < limits_.draft_layers) rows = std::min(rows + left, rows_left_);
   // The last row samples; without room for a sample it stays for the next step.
   if (samples_left_ < 1) rows = std::min(rows, sequence.prompt - 1 - sequence.scheduled);
   if (rows < 1) return false;
   rows = hold_rows(sequence, rows);
   if (rows < 1) return false;
+  // So the first step that decodes does not take in the whole prompt.
+  if (sequence.speculation.source == DraftSource::kLookup)
+    sequence.lookup.extend(std::span(sequence.tokens).first(static_cast<size_t>(sequence.scheduled + rows)));
   // A prompt's last row may be on one rank, from where a second guess would have to be sent to a group.
   const bool last = sequence.scheduled + rows == sequence.prompt;
   add_span(sequence, rows, true, {}, last ? hold_guesses(sequence, rows, 1, 1) : 0);
@@ -241,8 +248,11 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::
   span.sampler_rank =
       static_cast<int>((number(plan_.step) + plan_.spans.size()) % static_cast<uint64_t>(limits_.rank_count));
   span.draft_tokens = guesses;
-  if (prefill && span.sample_rows == 0)
-    span.next_token = sequence.tokens[static_cast<size_t>(span.start + rows)];
+  if (prefill) {
+    const auto next = sequence.tokens.begin() + span.start + rows;
+    const int64_t left = sequence.prompt - span.start - rows;
+    span.next_tokens.assign(next, next + std::min(left, limits_.draft_layers));
+  }
   span.sampling = sequence.sampling;
   span.digest = sequence.digest;
   if (span.sample_rows > 0) {

@@ -48,7 +48,8 @@ struct Sequence {
   int64_t samples_scheduled = 0;  // those of drafts are taken back when these do not hold
   TokenRef last_sample;           // where the token after the last scheduled row is being sampled
   int64_t drafted = 0, accepted = 0;
-  std::vector<uint32_t> guessed;  // by the draft layer, in the latest step: what may follow `tokens`
+  LookupIndex lookup;             // of `tokens`, where drafts are looked up
+  std::vector<uint32_t> guessed;  // by the draft layers, in the latest step: what may follow `tokens`
   bool repeat_last_row = false;   // full prefix hit: row prompt−1 is recomputed without writing
 
   // ---- where its bytes are

@@ -37,14 +37,14 @@ Result<DraftSource> parse_draft_source(const std::string& text) {
 }
 
 std::vector<uint32_t> draft(const Speculation& speculation, std::span<const uint32_t> tokens, int64_t prompt,
-                            std::span<const uint32_t> guessed, int64_t limit) {
+                            std::span<const uint32_t> guessed, LookupIndex& index, int64_t limit) {
   limit = std::min(limit, speculation.draft_tokens);
   if (limit <= 0) return {};
   switch (speculation.source) {
     case DraftSource::kOff:
       return {};
     case DraftSource::kLookup:
-      return look_up(tokens, limit);
+      return look_up(tokens, index, limit);
     case DraftSource::kMtp:
       return first_of(guessed, limit);
     case DraftSource::kForced: {
@@ -55,19 +55,9 @@ std::vector<uint32_t> draft(const Speculation& speculation, std::span<const uint
   return {};
 }
 
-std::vector<uint32_t> look_up(std::span<const uint32_t> tokens, int64_t limit) {
-  constexpr int64_t kShortest = 2, kLongest = 8;
-  const auto count = std::ssize(tokens);
-  const auto at = [&](int64_t i) { return tokens[static_cast<size_t>(i)]; };
-  int64_t best = kShortest - 1, next = 0;
-  // `end`: where a match would end, so what follows it is there.
-  for (int64_t end = count - 1; end >= kShortest && best < kLongest; --end) {
-    int64_t length = 0;
-    while (length < std::min(kLongest, end) && at(end - 1 - length) == at(count - 1 - length)) ++length;
-    if (length <= best) continue;
-    best = length;
-    next = end;
-  }
+std::vector<uint32_t> look_up(std::span<const uint32_t> tokens, LookupIndex& index, int64_t limit) {
+  index.extend(tokens);
+  const int64_t next = index.find(tokens);
   if (next == 0) return {};
   return first_of(tokens.subspan(static_cast<size_t>(next)), limit);
 }

@@ -3,7 +3,7 @@
 // A draft is a guess of the next token. A decode span runs the last known token and then its drafts, one row
 // each, and every row draws its token as ever, with the counters of its position. A draft holds while it
 // equals what the row before it drew; so the tokens of an answer are the same with and without drafts,
-// sampled or greedy, and a wrong guess costs its row. Pure functions; counts are tokens.
+// sampled or greedy, and a wrong guess costs its row. Functions without state; counts are tokens.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "controlplane/lookup_index.h"
 #include "proto/vocab/result.h"
 
 namespace weft::controlplane {
@@ -18,7 +19,7 @@ namespace weft::controlplane {
 inline constexpr int64_t kDraftTokensMax = 16;  // of one request in one step
 
 // kLookup: what followed the latest earlier place that reads like the end of the text. kMtp: what the model's
-// draft layer guessed in the step before. kForced: a script, for tests of what depends on how many drafts
+// draft layers guessed in the step before. kForced: a script, for tests of what depends on how many drafts
 // hold.
 enum class DraftSource : uint8_t { kOff, kLookup, kMtp, kForced };
 const char* draft_source_name(DraftSource source);  // "off", "lookup", "mtp", "forced"
@@ -33,11 +34,11 @@ struct Speculation {
 };
 
 // At most `limit` guesses of what follows `tokens` (prompt and answer so far); may be none. `guessed`: by the
-// draft layer.
+// draft layers. `index`: of the tokens; what is new of them is taken in where they are looked up.
 std::vector<uint32_t> draft(const Speculation& speculation, std::span<const uint32_t> tokens, int64_t prompt,
-                            std::span<const uint32_t> guessed, int64_t limit);
+                            std::span<const uint32_t> guessed, LookupIndex& index, int64_t limit);
 
 // What followed the longest match of the last 2 … 8 tokens further up; of equally long ones the latest.
-std::vector<uint32_t> look_up(std::span<const uint32_t> tokens, int64_t limit);
+std::vector<uint32_t> look_up(std::span<const uint32_t> tokens, LookupIndex& index, int64_t limit);
 
 }  // namespace weft::controlplane

@@ -55,7 +55,7 @@ struct Options {
   std::string mechanisms;                 // those to be changed; well-formed
   controlplane::Speculation speculation;  // for requests that do not say
   // With mtp as the default, the model's draft layer is loaded; requests may still choose.
-  bool draft_layer() const { return speculation.source == controlplane::DraftSource::kMtp; }
+  bool draft_layers() const { return speculation.source == controlplane::DraftSource::kMtp; }
 
   Duration hang_deadline = std::chrono::seconds(30);       // no rank moved; more for heavy plans
   Duration heartbeat_deadline = std::chrono::seconds(10);  // one worker's heartbeat stood still

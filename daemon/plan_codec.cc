@@ -41,7 +41,7 @@ void encode_span(const controlplane::Span& from, wire::Span* to) {
   if (from.sample_rows > 0) encode_sampling(from.sampling, to->mutable_sampling());
   to->set_digest(from.digest);
   to->set_draft_tokens(static_cast<uint32_t>(from.draft_tokens));
-  to->set_next_token(from.next_token);
+  to->mutable_next_tokens()->Add(from.next_tokens.begin(), from.next_tokens.end());
 }
 
 }  // namespace

@@ -75,6 +75,7 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   limits.index_topk = static_cast<int64_t>(model.index_topk());
   limits.window = static_cast<int64_t>(model.window());
   limits.window_layers = static_cast<int64_t>(model.window_layers());
+  limits.draft_layers = static_cast<int64_t>(model.draft_layers());
   limits.max_context = options.max_context > 0 ? options.max_context : model_context;
   limits.max_running = options.max_running;
   limits.max_waiting = options.max_waiting;

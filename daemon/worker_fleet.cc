@@ -237,7 +237,7 @@ wire::ToWorker WorkerFleet::describe(int rank) const {
   for (const uint32_t core : options_.devices[static_cast<size_t>(rank)].cores) describe->add_cores(core);
   describe->set_max_step_rows(static_cast<uint32_t>(options_.max_step_rows));
   describe->set_max_context(static_cast<uint64_t>(options_.max_context));
-  describe->set_draft_layer(options_.draft_layer());
+  describe->set_draft_layers(options_.draft_layers());
   return message;
 }
 

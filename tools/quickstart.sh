@@ -10,7 +10,7 @@ Usage: tools/quickstart.sh [options]
 
   --context N   tokens of the first request, 2048 to 1032192 (default 32768; 131072 works too)
   --workers N   worker processes, 1 to 8 (default 4)
-  --cache-dtype TYPE  f32, bf16, fp8_ds_mla or fp8 (default f32)
+  --cache-dtype TYPE   how tokens are cached: f32, bf16, fp8_ds_mla or fp8 (default f32)
   --file PATH   text, or a folder of texts, to read instead of /usr/share/common-licenses
   --seed N      of the planted facts; default: new ones each time
   --keep        leave the daemon running in the background and say what to try next

@@ -94,7 +94,7 @@ Result<WorkerSettings> read_settings(const wire::Describe& request) {
   settings.max_step_rows = request.max_step_rows();
   settings.threads = static_cast<int>(request.threads());
   settings.cores.assign(request.cores().begin(), request.cores().end());
-  TRY(settings.config, read_model_config(settings.model_path, request.draft_layer()));
+  TRY(settings.config, read_model_config(settings.model_path, request.draft_layers()));
   settings.weight_dtype = weight_dtype.value_or(settings.config.checkpoint_dtype);
   settings.cache = cache;
   TRY_VOID(check_cache_format(settings.config, cache));
@@ -137,6 +137,7 @@ wire::ModelDescription describe_model(const WorkerSettings& settings, uint64_t m
   out.set_index_topk(config.index_layers() == 0 ? 0 : count(config.index_topk));
   out.set_window(count(config.window()));
   out.set_window_layers(count(config.window_layers()));
+  out.set_draft_layers(count(config.draft_layers));
   out.set_query_bytes(count(config.key_width()) * dtype_bytes(settings.cache.query_dtype()));
   out.set_value_width(count(config.value_width()));
   out.set_instruction_set(kernels::instruction_set());

@@ -118,7 +118,7 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
   }
   TRY_VOID(state_->head.run(plan, result));
   const int64_t exchanges = step.layout.exchange_count(step.config);
-  if (step.config.draft_layer) {
+  if (step.config.draft_layers > 0) {
     progress.layer.store(static_cast<uint32_t>(step.config.main_layers()), std::memory_order_relaxed);
     TRY_VOID(state_->draft.run(plan, result));
   }

@@ -34,7 +34,9 @@ Span random_span(SplitMix64& random) {
   }
   span.sample_rows = static_cast<int64_t>(random.below(4));
   span.draft_tokens = static_cast<int64_t>(random.below(4));
-  span.next_token = static_cast<uint32_t>(random.below(1000));
+  for (uint64_t i = random.below(3); i > 0; --i) {
+    span.next_tokens.push_back(static_cast<uint32_t>(random.below(1000)));
+  }
   if (span.sample_rows > 0) {
     span.sample_index = static_cast<uint32_t>(random.below(64));
     span.sampler_rank = static_cast<int>(random.below(8));
@@ -79,7 +81,7 @@ Span decode_span(const wire::Span& from) {
   if (from.has_input()) to.input_ref = {StepId{from.input().step()}, from.input().sample_index()};
   to.sample_rows = from.sample_rows();
   to.draft_tokens = from.draft_tokens();
-  to.next_token = from.next_token();
+  to.next_tokens.assign(from.next_tokens().begin(), from.next_tokens().end());
   to.sample_index = from.sample_index();
   to.sampler_rank = static_cast<int>(from.sampler_rank());
   if (from.has_sampling()) {
@@ -117,10 +119,10 @@ void expect_equal(const Plan& a, const Plan& b) {
     EXPECT_EQ(
         std::tie(x.request, x.table, x.table_version, x.start, x.rows, x.split, x.grouping, x.origin,
                  x.index_c, x.index_copied, x.no_write, x.prefill, x.tokens, x.has_input_ref, x.sample_rows,
-                 x.draft_tokens, x.next_token, x.sample_index, x.sampler_rank, x.digest),
+                 x.draft_tokens, x.next_tokens, x.sample_index, x.sampler_rank, x.digest),
         std::tie(y.request, y.table, y.table_version, y.start, y.rows, y.split, y.grouping, y.origin,
                  y.index_c, y.index_copied, y.no_write, y.prefill, y.tokens, y.has_input_ref, y.sample_rows,
-                 y.draft_tokens, y.next_token, y.sample_index, y.sampler_rank, y.digest));
+                 y.draft_tokens, y.next_tokens, y.sample_index, y.sampler_rank, y.digest));
     EXPECT_EQ(std::tie(x.input_ref.step, x.input_ref.sample_index),
               std::tie(y.input_ref.step, y.input_ref.sample_index));
     EXPECT_EQ(std::tie(x.sampling.temperature, x.sampling.top_k, x.sampling.top_p, x.sampling.seed),

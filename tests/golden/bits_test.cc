@@ -191,7 +191,7 @@ class DraftLayer : public ::testing::TestWithParam<Setting> {};
 TEST_P(DraftLayer, TheSameBitsAndGuessesUnderEveryGrouping) {
   for (const bool sampled : {false, true}) {
     BitsModel model = bits_model(GetParam());
-    model.draft_layer = true;
+    model.draft_layers = true;
     model.answer_tokens = 24;
     if (sampled) model.sampling = {0.9f, 40, 0.95f, 20'240'611};
     BitsHarness harness(model);
@@ -218,6 +218,8 @@ INSTANTIATE_TEST_SUITE_P(Models, DraftLayer,
                          ::testing::Values(Setting{"deepseek_v3_draft", DType::kF32},
                                            Setting{"glm_moe_dsa_draft", DType::kBF16},
                                            Setting{"glm_moe_dsa_sure_draft", DType::kF32},
+                                           Setting{"glm_moe_dsa_kept_draft", DType::kF32},
+                                           Setting{"deepseek_v3_sure_drafts", DType::kBF16},
                                            Setting{"glm4_moe_draft", DType::kF32}),
                          setting_name);
 

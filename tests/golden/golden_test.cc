@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "tests/support/local_engine.h"
 #include "worker/model/safetensors.h"
@@ -116,7 +117,7 @@ class DraftGolden : public ::testing::TestWithParam<const char*> {};
 // The draft layer's logits: of the first guess at every position that leads a step, and of those after it.
 TEST_P(DraftGolden, LogitsOfGuessesInARow) {
   const Golden golden(GetParam());
-  const LocalModel& model = local_model(golden.folder, DType::kF32, /*draft_layer=*/true);
+  const LocalModel& model = local_model(golden.folder, DType::kF32, /*draft_layers=*/true);
   const auto row_of = [&](const char* tensor, int64_t row) {
     const worker::Tensor* found = golden.file.find(tensor);
     std::vector<float> out(static_cast<size_t>(found->shape.back()));
@@ -155,11 +156,18 @@ TEST_P(DraftGolden, LogitsOfGuessesInARow) {
       ++compared[round];
     }
     for (const int64_t count : compared) EXPECT_GE(count, 4);
+    if (model.config.draft_layers == 1) continue;
+    // Which rows lead depends on every guess before.
+    int64_t led = 0;
+    for (int64_t row = 0; row < std::ssize(greedy) * kGuesses; ++row)
+      led += std::isnan(row_of("draft.guesses", row)[0]) ? 0 : 1;
+    EXPECT_EQ(std::accumulate(std::begin(compared), std::end(compared), int64_t{0}), led);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, DraftGolden,
                          ::testing::Values("deepseek_v3_draft", "glm_moe_dsa_draft", "glm_moe_dsa_sure_draft",
+                                           "glm_moe_dsa_kept_draft", "deepseek_v3_sure_drafts",
                                            "glm4_moe_draft"),
                          [](const auto& info) { return std::string(info.param); });
 

@@ -3,7 +3,8 @@
 checks, its files). Random weights are quantised by the rules below, written with their scales as released checkpoints
 are, and dequantised again: those are what transformers and the reference compute with, in float32 and float64.
 
-* fp8: a block of 128 outputs × 128 inputs (ragged at the edges) shares scale = largest size / 448; codes e4m3.
+* fp8: a block of 128 outputs × 128 inputs (ragged at the edges) shares scale = largest size / 448; codes e4m3. With
+  scale_fmt ue8m0 it is the next power of two, stored as its exponent.
 * nvfp4: e2m1 codes of four bits, low half of a byte first; 16 inputs share an e4m3 scale, the matrix a float32 one.
   modelopt multiplies by weight_scale_2, compressed-tensors divides by weight_global_scale.
 """
@@ -68,7 +69,7 @@ KEPT = {
 NEVER = ("embed_tokens", "lm_head", "norm", "mlp.gate.", "weights_proj")
 
 
-def fp8(name, w, out):
+def fp8(name, w, out, powers):
     rows, columns = w.shape
     scales = torch.empty(-(-rows // 128), -(-columns // 128))
     codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
@@ -77,9 +78,11 @@ def fp8(name, w, out):
         for j in range(scales.shape[1]):
             at = slice(i * 128, (i + 1) * 128), slice(j * 128, (j + 1) * 128)
             scales[i, j] = w[at].abs().max() / 448
+            if powers:
+                scales[i, j] = torch.exp2(torch.ceil(torch.log2(scales[i, j])))
             codes[at] = (w[at] / scales[i, j]).to(torch.float8_e4m3fn)
             back[at] = codes[at].float() * scales[i, j]
-    out[name], out[name + "_scale_inv"] = codes, scales
+    out[name], out[name + "_scale_inv"] = codes, scales.to(torch.float8_e8m0fnu) if powers else scales
     return back
 
 
@@ -107,14 +110,14 @@ def nvfp4(name, w, out, compressed):
 
 
 def quantise(model, c, weights):
-    method = c["quantization_config"]["quant_method"]
+    method, powers = c["quantization_config"]["quant_method"], c["quantization_config"].get("scale_fmt") == "ue8m0"
     stored, dequantised = {}, {}
     for name, value in weights.items():
         w = torch.tensor(value)
-        if value.ndim != 2 or any(part in name for part in NEVER) or KEPT[model](name):
+        if value.ndim != 2 or any(part in name for part in NEVER) or KEPT.get(model, str.isspace)(name):
             stored[name], dequantised[name] = w, value
         elif method == "fp8":
-            dequantised[name] = fp8(name, w, stored).numpy()
+            dequantised[name] = fp8(name, w, stored, powers).numpy()
         else:
             dequantised[name] = nvfp4(name, w, stored, method == "compressed-tensors").numpy()
     return stored, dequantised

@@ -69,7 +69,7 @@ class GroupedModel:
         y = x @ self.w[name + ".weight"].T
         return y + self.w[name + ".bias"] if name + ".bias" in self.w else y
 
-    def forward(self, tokens, inputs=None):
+    def forward(self, tokens, inputs=None, kept=None):
         """`inputs`: rows to start from instead of the tokens' embeddings."""
         tokens = np.asarray(tokens)
         positions = np.arange(len(tokens), dtype=np.float64)

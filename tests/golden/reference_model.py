@@ -134,8 +134,8 @@ class Model:
                 weights.update(load_file(os.path.join(folder, name)))
         return Model(config, split_experts(weights))
 
-    def forward(self, tokens, inputs=None):
-        """`inputs`: rows to start from instead of the tokens' embeddings."""
+    def forward(self, tokens, inputs=None, kept=None):
+        """`inputs`: rows to start from instead of the tokens' embeddings. `kept`: later rows read what this one chose."""
         tokens = np.asarray(tokens)
         positions = np.arange(len(tokens), dtype=np.float64)
         trace = Trace(margins=np.full(len(tokens), math.inf))
@@ -148,6 +148,8 @@ class Model:
             c_q = self.query_latent(p + "self_attn.", normed)
             if self.sparse and self.indexers[layer] == "full":
                 selected = self.select(p + "self_attn.indexer.", normed, c_q, positions, trace.margins)
+                if kept is not None:
+                    selected[kept + 1 :] = [selected[kept]] * (len(selected) - kept - 1)
             if self.sparse:
                 trace.selected[layer] = selected
             x = x + self.attention(p + "self_attn.", normed, c_q, positions, selected)

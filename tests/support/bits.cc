@@ -71,7 +71,7 @@ std::vector<BitsCase> cases_of(int ranks, int64_t chunk, bool with_index) {
 
 BitsHarness::BitsHarness(const BitsModel& model)
     : model_(model),
-      weights_(local_model(model.folder, model.weight_dtype, model.draft_layer, model.split_experts)) {
+      weights_(local_model(model.folder, model.weight_dtype, model.draft_layers, model.split_experts)) {
   SplitMix64 random(41);
   for (int64_t i = 0; i < model_.prompt_tokens; ++i) {
     prompt_.push_back(static_cast<uint32_t>(random.below(static_cast<uint64_t>(weights_.config.vocabulary))));
@@ -97,7 +97,7 @@ BitsHarness::BitsHarness(const BitsModel& model)
   reference_notice_ = engine.outcome(request).notice;
   for (const auto& [key, logits] : engine.workers().guesses())
     reference_guesses_[{std::get<1>(key), std::get<2>(key)}] = logits;
-  CHECK_EQ(reference_guesses_.empty(), !model_.draft_layer);
+  CHECK_EQ(reference_guesses_.empty(), !model_.draft_layers);
 }
 
 EngineOptions BitsHarness::engine_options(int ranks, int64_t chunk, int64_t requests) const {
@@ -123,7 +123,7 @@ RequestOptions BitsHarness::request_options(const BitsCase& one, bool prefix_cac
   options.max_tokens = model_.answer_tokens;
   options.sampling = model_.sampling;
   options.use_prefix_cache = prefix_cache;
-  if (model_.draft_layer) options.speculation = {controlplane::DraftSource::kMtp, 3, {}};
+  if (model_.draft_layers) options.speculation = {controlplane::DraftSource::kMtp, 3, {}};
   if (one.drafts == Drafts::kOff) return options;
   options.speculation = {controlplane::DraftSource::kForced, 5, reference_tokens_};
   for (size_t i = 0; i < reference_tokens_.size(); ++i) {
@@ -167,7 +167,7 @@ void BitsHarness::drive(LocalEngine& engine, const std::vector<std::pair<Request
 // The script did what it was to do.
 void BitsHarness::expect_drafts(LocalEngine& engine, RequestId request, const BitsCase& one) {
   const controlplane::FinishedNotice& notice = engine.outcome(request).notice;
-  if (model_.draft_layer && one.drafts == Drafts::kOff) {
+  if (model_.draft_layers && one.drafts == Drafts::kOff) {
     EXPECT_EQ(notice.drafted_tokens, reference_notice_.drafted_tokens) << one.name();
     EXPECT_EQ(notice.accepted_tokens, reference_notice_.accepted_tokens) << one.name();
     return;

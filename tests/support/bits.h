@@ -42,7 +42,7 @@ struct BitsModel {
   int64_t prompt_tokens = 205;  // 25 blocks and a partial one
   int64_t answer_tokens = 14;   // crosses at least two block boundaries
   controlplane::SamplingParams sampling;
-  bool draft_layer = false;  // which then guesses three tokens a step; the bits of its logits count, too
+  bool draft_layers = false;  // which then guesses three tokens a step; the bits of its logits count, too
 };
 
 class BitsHarness {

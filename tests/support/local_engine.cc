@@ -29,6 +29,7 @@ controlplane::Limits limits_of(const LocalModel& model, const EngineOptions& opt
   limits.index_topk = model.config.index_topk;
   limits.window = model.config.window();
   limits.window_layers = model.config.window_layers();
+  limits.draft_layers = model.config.draft_layers;
   limits.max_context = options.max_context;
   limits.table_count = options.workers.table_count;
   limits.max_running = options.workers.table_count / 2;

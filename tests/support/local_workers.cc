@@ -16,15 +16,15 @@ kv::Mapping anonymous(size_t bytes) {
 
 }  // namespace
 
-const LocalModel& local_model(const std::string& folder, DType weight_dtype, bool draft_layer,
+const LocalModel& local_model(const std::string& folder, DType weight_dtype, bool draft_layers,
                               bool split_experts) {
   static std::mutex mutex;
   static std::map<std::tuple<std::string, DType, bool, bool>, std::unique_ptr<LocalModel>> models;
   const std::lock_guard lock(mutex);
-  auto& model = models[{folder, weight_dtype, draft_layer, split_experts}];
+  auto& model = models[{folder, weight_dtype, draft_layers, split_experts}];
   if (model == nullptr) {
     model = std::make_unique<LocalModel>();
-    model->config = worker::read_model_config(folder, draft_layer).value();
+    model->config = worker::read_model_config(folder, draft_layers).value();
     model->config.split_experts = split_experts;
     model->weight_dtype = weight_dtype;
     const int64_t bytes = worker::weight_arena_bytes(model->config, weight_dtype);

@@ -26,7 +26,7 @@ struct LocalModel {
   worker::ModelWeights weights;
 };
 // Loaded once per folder, dtype and options; kept for the life of the process.
-const LocalModel& local_model(const std::string& folder, DType weight_dtype, bool draft_layer = false,
+const LocalModel& local_model(const std::string& folder, DType weight_dtype, bool draft_layers = false,
                               bool split_experts = false);
 
 struct LocalOptions {

@@ -121,6 +121,7 @@ wire::StepPlan plan_of(const kv::CostSpan& span, uint64_t step, bool digest, int
   });
   wire::Span* out = plan.mutable_spans(0);
   out->set_sample_rows(span.head_rows > 0 ? 1 : 0);
+  out->set_prefill(span.rows > 1);
   out->set_digest(digest);
   out->set_sampler_rank(static_cast<uint32_t>(span.sampler));
   return plan;
@@ -197,10 +198,10 @@ void check_way(LocalWorkers& workers, const kv::CostModel& model, const Way& way
   }
 }
 
-void check_model(const std::string& name, CacheFormat cache, bool draft_layer = false,
+void check_model(const std::string& name, CacheFormat cache, bool draft_layers = false,
                  bool split_experts = false) {
   const LocalModel& model =
-      local_model(std::string(WEFT_GOLDEN_FOLDER "/") + name, DType::kF32, draft_layer, split_experts);
+      local_model(std::string(WEFT_GOLDEN_FOLDER "/") + name, DType::kF32, draft_layers, split_experts);
   for (int ranks : {1, 2, 3, 4, 8}) {
     LocalOptions options;
     options.rank_count = ranks;
@@ -236,7 +237,9 @@ TEST(Meter, EqualsTheArithmeticForQuantisedModels) {
   check_model("qwen3_moe_nvfp4", DType::kF32);
 }
 TEST(Meter, EqualsTheArithmeticWithADraftLayer) {
-  check_model("glm_moe_dsa_draft", DType::kF32, /*draft_layer=*/true);
+  check_model("glm_moe_dsa_draft", DType::kF32, /*draft_layers=*/true);
+  check_model("glm_moe_dsa_kept_draft", DType::kF32, /*draft_layers=*/true);
+  check_model("deepseek_v3_sure_drafts", DType::kF32, /*draft_layers=*/true);
 }
 TEST(Meter, EqualsTheArithmeticWithSharedSelections) { check_model("glm_moe_dsa", DType::kBF16); }
 TEST(Meter, EqualsTheArithmeticForFp8DsMla) { check_model("glm_moe_dsa", CacheDType::kFp8DsMla); }

@@ -30,8 +30,8 @@ const char* const kGoldens[] = {"glm_moe_dsa_fp8", "qwen3_moe_nvfp4", "llama_nvf
 
 // A fresh arena and what was loaded into it.
 struct Loaded {
-  explicit Loaded(const std::string& folder, DType dtype, int ranks = 1)
-      : config(read_model_config(folder).value()), plan(plan_weights(config, dtype, weights)) {
+  explicit Loaded(const std::string& folder, DType dtype, int ranks = 1, bool draft_layers = false)
+      : config(read_model_config(folder, draft_layers).value()), plan(plan_weights(config, dtype, weights)) {
     arena.resize(static_cast<size_t>(plan.arena_bytes) + kWeightAlignment);
     const size_t misplaced = reinterpret_cast<uintptr_t>(arena.data()) % kWeightAlignment;
     at = arena.data() + (kWeightAlignment - misplaced) % kWeightAlignment;
@@ -218,8 +218,7 @@ TEST(ModuleNames, WholePartsOnly) {
   EXPECT_FALSE(names.match(std::string(200, 'a')));
 }
 
-// ---- config.json
-// ----------------------------------------------------------------------------------------------
+// ---- config.json --------------------------------------------------------------------------------------
 
 Result<ModelConfig> read_with(const char* golden, const char* path, const json& value) {
   json config = json::parse(test::read_file(golden_folder(golden) + "/config.json"));
@@ -295,19 +294,29 @@ TEST(QuantisationConfig, ModeloptsFile) {
   EXPECT_EQ(read_model_config(folder.path()).error().field, "hf_quant_config.json: quantization.quant_algo");
 }
 
-// ---- tensors
-// --------------------------------------------------------------------------------------------------
+// ---- tensors ------------------------------------------------------------------------------------------
 
 class Defect : public ::testing::Test {
  protected:
-  void use(const char* golden) {
+  void use(const char* golden, bool draft_layers = false) {
     from_ = golden_folder(golden);
+    draft_layers_ = draft_layers;
     tensors_ = test::read_weights(from_);
   }
   Error load() {
     const TempFolder folder;
     test::write_checkpoint(folder, from_, tensors_);
-    return Loaded(folder.path(), DType::kF32).failure;
+    return Loaded(folder.path(), DType::kF32, 1, draft_layers_).failure;
+  }
+  // These tensors are packed to the same bytes as `others`.
+  void expect_same_arena(const RawTensors& others) {
+    const TempFolder a, b;
+    test::write_checkpoint(a, from_, tensors_);
+    test::write_checkpoint(b, from_, others);
+    const Loaded one(a.path(), DType::kBF16, 1, draft_layers_), two(b.path(), DType::kBF16, 1, draft_layers_);
+    ASSERT_EQ(one.failure.code, ErrorCode::kOk) << one.failure.text();
+    ASSERT_EQ(two.failure.code, ErrorCode::kOk) << two.failure.text();
+    EXPECT_EQ(std::memcmp(one.at, two.at, static_cast<size_t>(two.plan.arena_bytes)), 0);
   }
   void refused(const std::string& field, const char* why, ErrorCode code = ErrorCode::kBadCheckpoint) {
     const Error failure = load();
@@ -321,6 +330,7 @@ class Defect : public ::testing::Test {
   }
 
   std::string from_;
+  bool draft_layers_ = false;
   RawTensors tensors_;
 };
 
@@ -404,12 +414,75 @@ TEST_F(Defect, ScalesOfBlocksMayBeBf16) {
     }
     tensor = narrow;
   }
-  const TempFolder narrow_folder, wide_folder;
-  test::write_checkpoint(narrow_folder, from_, tensors_);
-  test::write_checkpoint(wide_folder, from_, rounded);
-  const Loaded narrow(narrow_folder.path(), DType::kBF16), wide(wide_folder.path(), DType::kBF16);
-  ASSERT_EQ(narrow.failure.code, ErrorCode::kOk) << narrow.failure.text();
-  EXPECT_EQ(std::memcmp(narrow.at, wide.at, static_cast<size_t>(wide.plan.arena_bytes)), 0);
+  expect_same_arena(rounded);
+}
+
+// ---- draft layers -------------------------------------------------------------------------------------
+
+constexpr const char* kDrafts = "deepseek_v3_sure_drafts";  // its scales are bare exponents
+
+// The same checkpoint with float32 scales.
+RawTensors with_float_scales(RawTensors tensors) {
+  for (auto& [name, tensor] : tensors) {
+    if (tensor.type != "F8_E8M0") continue;
+    std::vector<float> scales;
+    for (const char code : tensor.bytes) scales.push_back(std::ldexp(1.0f, static_cast<uint8_t>(code) - 127));
+    tensor = test::f32_tensor(tensor.shape, scales);
+  }
+  return tensors;
+}
+
+TEST_F(Defect, ScalesOfBlocksMayBeExponents) {
+  use(kDrafts, /*draft_layers=*/true);
+  expect_same_arena(with_float_scales(tensors_));
+  const std::string scale = "model.layers.2.self_attn.o_proj.weight_scale_inv";
+  ASSERT_EQ(tensors_.at(scale).type, "F8_E8M0");
+  tensors_.at(scale).bytes[0] = '\xff';
+  refused(scale, "holds a scale that is NaN, infinite");
+  tensors_.at(scale).bytes[0] = '\xfe';
+  refused("model.layers.2.self_attn.o_proj.weight", "NaN or, with its scale, infinite");
+  const std::string plain = "model.layers.2.mlp.gate.weight";
+  tensors_.at(plain) = {"F8_E8M0", tensors_.at(plain).shape, std::string(16 * 64, '\x7f')};
+  refused(plain, "weights of type F8_E8M0 are not served", ErrorCode::kUnsupported);
+}
+
+// A draft layer is quantised like any other; eh_proj may be, and is dequantised.
+TEST_F(Defect, DraftLayersAreQuantised) {
+  use(kDrafts, /*draft_layers=*/true);
+  RawTensors plain = tensors_;
+  for (const char* layer : {"2", "3"}) {
+    const std::string weight = std::string("model.layers.") + layer + ".eh_proj.weight";
+    const RawTensor codes = plain.at(weight), scales = with_float_scales(plain).at(weight + "_scale_inv");
+    std::vector<float> values;  // [64][128]: one block
+    for (const char code : codes.bytes)
+      values.push_back(kernels::e4m3_to_f32(static_cast<uint8_t>(code)) * float_at(scales, 0));
+    plain.at(weight) = test::f32_tensor(codes.shape, values);
+    plain.erase(weight + "_scale_inv");
+  }
+  expect_same_arena(plain);
+  const Loaded loaded(from_, DType::kBF16, 1, true);
+  for (const LayerWeights& layer : loaded.view.layers) EXPECT_EQ(layer.o.format, kernels::PanelFormat::kFp8);
+  ASSERT_EQ(loaded.view.draft.size(), 2u);
+  for (const DraftWeights& draft : loaded.view.draft)
+    EXPECT_EQ(draft.combine.format, kernels::PanelFormat::kDense);
+  const std::string scale = "model.layers.3.eh_proj.weight_scale_inv";
+  tensors_.erase(scale);
+  refused(scale, "no such tensor");
+  plain["model.layers.3.eh_proj.weight_scale_inv"] = tensors_.at(scale);
+  tensors_ = plain;
+  refused("unexpected tensors", "model.layers.3.eh_proj.weight_scale_inv");
+}
+
+TEST_F(Defect, QuantisedExpertsInOneTensor) {
+  for (const char* golden : {"glm_moe_dsa_fp8", "qwen3_moe_nvfp4"}) {
+    use(golden);
+    const std::string layer = "model.layers.1.mlp.", other = "model.layers.0.mlp.";
+    const std::string mlp = tensors_.contains(layer + "experts.0.down_proj.weight") ? layer : other;
+    std::erase_if(tensors_, [&](const auto& item) { return item.first.starts_with(mlp + "experts."); });
+    tensors_[mlp + "experts.gate_up_proj"] = {"F8_E4M3", {1, 1, 1}, "\x38"};
+    refused(mlp + "experts.gate_up_proj", "all experts of a layer in one tensor, which is not served",
+            ErrorCode::kUnsupported);
+  }
 }
 
 }  // namespace

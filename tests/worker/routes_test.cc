@@ -222,16 +222,12 @@ struct Player {
   // body(offset, owner, row, word) for what a reader sends to other owners of spans that pass queries.
   template <typename Body>
   void passed(int reader, const Body& body) const {
-    for (const SpanRoute& span : layout.spans()) {
-      for (int owner = 0; owner < ranks && span.pass_query; ++owner) {
-        for (int64_t part = 0; part < config.kv_heads; ++part) {
-          if (owner == reader || !reads_for(span, config, ranks, reader, owner, part)) continue;
-          const auto at = static_cast<int64_t>(passed_offset(layout, config, span, reader, owner, part));
-          const int64_t words = config.group_heads() * kernels::partial_words(config.value_width());
-          for (int64_t i = 0; i < layout.owned_rows(span, owner).size() * words; ++i) {
-            body(at + i, word(5, reader, owner, span.index * 8 + part, i));
-          }
-        }
+    const int64_t words = config.group_heads() * kernels::partial_words(config.value_width());
+    for (const PassedPartials& sent : passed_partials(layout, config, reader)) {
+      const SpanRoute& span = layout.spans()[static_cast<size_t>(sent.span)];
+      for (int64_t i = 0; i < layout.owned_rows(span, sent.owner).size() * words; ++i) {
+        body(static_cast<int64_t>(sent.offset) + i,
+             word(5, reader, sent.owner, span.index * 8 + sent.part, i));
       }
     }
   }

@@ -200,11 +200,11 @@ int64_t StepLayout::exchange_count(const ModelConfig& config) const {
     count += (passes_entries(layer.indexer) ? 1 : 0) + partial_rounds() + 2;
   }
   count += head_exchanges(head_rows_);
-  return config.draft_layer ? count + draft_exchange_count(config) : count;
+  return config.draft_layers > 0 ? count + draft_exchange_count(config) : count;
 }
 
-// Round 0 runs with the step's own rows, and is counted with the layers. Each further one has a row for each
-// span that wants more guesses.
+// The first round of each draft layer runs with the step's own rows, and is counted with the layers. Each
+// further round has a row for each span that wants more guesses.
 int64_t StepLayout::draft_exchange_count(const ModelConfig& config) const {
   int64_t count = 0;
   for (int64_t round = 0;; ++round) {
@@ -220,7 +220,7 @@ int64_t StepLayout::draft_exchange_count(const ModelConfig& config) const {
     }
     if (rows.empty()) return count;
     count += head_exchanges(rows);
-    if (round == 0) continue;
+    if (round < config.draft_layers) continue;
     const bool entries = gathers || (split && config.layers.back().indexer == Indexer::kFull);
     count += (entries ? 1 : 0) + partial_rounds + 2;
   }
@@ -313,25 +313,21 @@ bool reads_for(const SpanRoute& span, const ModelConfig& config, int rank_count,
                           class_of(span, reader), span.origin, rank_count) == reader;
 }
 
-size_t passed_offset(const StepLayout& layout, const ModelConfig& config, const SpanRoute& span, int reader,
-                     int owner, int64_t part) {
+std::vector<PassedPartials> passed_partials(const StepLayout& layout, const ModelConfig& config, int reader) {
+  std::vector<PassedPartials> out;
   int64_t at = 0;
   for_partials(layout, config, reader, 0, [&](const SpanRoute&, int, int64_t floats) { at += floats; });
   const int64_t words = config.group_heads() * kernels::partial_words(config.value_width());
-  for (int i = 0; i <= span.index; ++i) {
-    const SpanRoute& other = layout.spans()[static_cast<size_t>(i)];
-    if (!other.pass_query) continue;
-    for (int to = 0; to < layout.rank_count(); ++to) {
-      if (to == reader) continue;
-      for (int64_t p = 0; p < config.kv_heads; ++p) {
-        if (i == span.index && to == owner && p == part) return static_cast<size_t>(at);
-        if (!reads_for(other, config, layout.rank_count(), reader, to, p)) continue;
-        at += layout.owned_rows(other, to).size() * words;
+  for (const SpanRoute& span : layout.spans()) {
+    for (int owner = 0; owner < layout.rank_count() && span.pass_query; ++owner) {
+      for (int64_t part = 0; part < config.kv_heads && owner != reader; ++part) {
+        if (!reads_for(span, config, layout.rank_count(), reader, owner, part)) continue;
+        out.push_back({span.index, owner, part, static_cast<size_t>(at)});
+        at += layout.owned_rows(span, owner).size() * words;
       }
     }
   }
-  CHECK(false, "span ", span.index, ": ", reader, " sends nothing to ", owner);
-  return 0;
+  return out;
 }
 
 int64_t attention_sums_row(const StepLayout& layout, int from, size_t group) {

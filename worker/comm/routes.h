@@ -177,10 +177,14 @@ size_t partials_offset(const StepLayout& layout, const ModelConfig& config, cons
 // of its own residue class.
 bool reads_for(const SpanRoute& span, const ModelConfig& config, int rank_count, int reader, int owner,
                int64_t part);
-// Offset in floats of the partials that `reader` sends to another owner, in its outbox of the first
+// What `reader` sends to the owners of spans that pass queries, in the order of its outbox of the first
 // kPartials.
-size_t passed_offset(const StepLayout& layout, const ModelConfig& config, const SpanRoute& span, int reader,
-                     int owner, int64_t part);
+struct PassedPartials {
+  int span = 0, owner = 0;
+  int64_t part = 0;
+  size_t offset = 0;  // in floats
+};
+std::vector<PassedPartials> passed_partials(const StepLayout& layout, const ModelConfig& config, int reader);
 
 // Rows of `hidden` floats before the sums of a wide group in from's outbox of kAttentionSums; of the number
 // of groups: before its whole rows.

@@ -284,7 +284,10 @@ void AttentionPhase::Work::share(const LayerWeights& w) {
 AttentionPhase::AttentionPhase(StepState& state) : work_(std::make_unique<Work>(state)) {}
 AttentionPhase::~AttentionPhase() = default;
 
-void AttentionPhase::begin_step() { work_->selection.reset(); }
+void AttentionPhase::begin_step() {
+  work_->selection.reset();
+  work_->pass_query.begin_step();
+}
 
 Result<void> AttentionPhase::run(int64_t layer) {
   Work& work = *work_;

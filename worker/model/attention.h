@@ -20,7 +20,7 @@ class AttentionPhase {
   // Runs layer `layer` up to and including exchange point kAttentionSums; leaves the new residual in state.x
   // and the normed rows of the whole step in state.normed.
   Result<void> run(int64_t layer);
-  void begin_step();
+  void begin_step();  // when the step's layout is there, before its first layer
 
  private:
   struct Work;

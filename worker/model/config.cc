@@ -24,6 +24,7 @@ constexpr int kConfigNestingMax = 16;
 // Far beyond any released model; they keep sizes and products of two sizes inside int64.
 constexpr int64_t kWidthMax = int64_t{1} << 20;
 constexpr int64_t kLayersMax = 1024;
+constexpr int64_t kDraftLayersMax = 64;
 constexpr int64_t kHeadsMax = 1024;
 constexpr int64_t kExpertsMax = 4096;
 constexpr int64_t kExpertsOfAllLayersMax = int64_t{1} << 17;
@@ -57,7 +58,7 @@ struct Family {
   bool normed_heads = false;          // always, whatever config.json says
   bool qkv_bias = false;              // always
   bool attention_bias_is_all = true;  // attention_bias speaks of o_proj, too
-  double rotary_share = 1;            // where config.json does not say
+  double rotary_share = 1;            // where config.json does not say; 1: it must not say otherwise
   Windows windows = Windows::kNone;
 };
 
@@ -102,14 +103,17 @@ const Family* read_family(FieldReader& f, ModelConfig& c) {
   return nullptr;
 }
 
+const char* draft_layers_field(FieldReader& f) {
+  return f.has("num_mtp_layers") ? "num_mtp_layers" : "num_nextn_predict_layers";
+}
+
 void read_sizes(FieldReader& f, ModelConfig& c) {
   c.hidden = f.integer("hidden_size", 1, kWidthMax);
   c.heads = f.integer("num_attention_heads", 1, kHeadsMax);
   c.vocabulary = f.integer("vocab_size", 1, kVocabularyMax);
   c.max_context = f.integer("max_position_embeddings", 1, kContextMax);
   c.layers.resize(static_cast<size_t>(f.integer("num_hidden_layers", 1, kLayersMax)));
-  c.extra_layers =
-      f.integer(f.has("num_mtp_layers") ? "num_mtp_layers" : "num_nextn_predict_layers", 0, 64, 0);
+  c.extra_layers = f.integer(draft_layers_field(f), 0, kDraftLayersMax, 0);
   c.tied_embeddings = f.boolean("tie_word_embeddings", false);
   c.rms_eps = static_cast<float>(f.number("rms_norm_eps", 1e-12, 1.0));
 }
@@ -193,8 +197,9 @@ void read_grouped(FieldReader& f, ModelConfig& c, const Family& family) {
     f.fail("hidden_size", "must be a multiple of num_attention_heads, for there is no head_dim");
   }
   c.value = c.head_width = f.integer("head_dim", 1, kWidthMax, c.hidden / c.heads);
-  c.rope = static_cast<int64_t>(static_cast<double>(c.head_width) *
-                                read_rotary_share(f, family.rotary_share, /*partial=*/true));
+  c.rope =
+      static_cast<int64_t>(static_cast<double>(c.head_width) *
+                           read_rotary_share(f, family.rotary_share, /*partial=*/family.rotary_share < 1));
   if (c.rope < 2 || c.rope % 2 != 0)
     f.fail("head_dim", "the dimensions that turn must be even and at least 2");
   c.rope_layout = kernels::RopeLayout::kHalfSplit;
@@ -374,6 +379,7 @@ void read_indexer(FieldReader& f, ModelConfig& c, bool interleaved_by_default) {
   c.index_rope_layout = f.boolean("indexer_rope_interleave", interleaved_by_default)
                             ? kernels::RopeLayout::kInterleaved
                             : kernels::RopeLayout::kHalfSplit;
+  c.draft_keeps_selection = f.boolean("index_share_for_mtp_iteration", false);
   if (c.index_width < c.rope) f.fail("index_head_dim", "must be at least qk_rope_head_dim");
   if (c.q_lora_rank == 0) f.fail("q_lora_rank", "missing: the indexer's query comes from the query latent");
   const auto count = static_cast<int64_t>(c.layers.size());
@@ -391,20 +397,19 @@ void read_indexer(FieldReader& f, ModelConfig& c, bool interleaved_by_default) {
   }
 }
 
-// ---- draft layer ------------------------------------------------------------------------------------
+// ---- draft layers -----------------------------------------------------------------------------------
 
-// It has experts if any layer has, and always an indexer of its own.
-void add_draft_layer(FieldReader& f, ModelConfig& c) {
-  const char* field = f.has("num_mtp_layers") ? "num_mtp_layers" : "num_nextn_predict_layers";
-  if (c.extra_layers != 1) {
-    const std::string what = c.extra_layers == 0
-                                 ? "the model has no draft layer"
-                                 : std::to_string(c.extra_layers) + " draft layers are not served, only one";
-    f.fail(field, what + "; --speculative mtp needs one", ErrorCode::kUnsupported);
+// They have experts if any layer has, and always an indexer of their own.
+void add_draft_layers(FieldReader& f, ModelConfig& c) {
+  if (c.extra_layers == 0) {
+    f.fail(draft_layers_field(f), "the model has no draft layer; --speculative mtp needs one",
+           ErrorCode::kUnsupported);
   }
-  c.draft_layer = true;
-  c.layers.push_back({c.experts > 0 ? FeedForward::kMoe : FeedForward::kDense,
-                      c.index_topk > 0 ? Indexer::kFull : Indexer::kNone});
+  c.draft_layers = c.extra_layers;
+  for (int64_t i = 0; i < c.draft_layers; ++i) {
+    c.layers.push_back({c.experts > 0 ? FeedForward::kMoe : FeedForward::kDense,
+                        c.index_topk > 0 ? Indexer::kFull : Indexer::kNone});
+  }
 }
 
 // ---- files ------------------------------------------------------------------------------------------
@@ -477,7 +482,7 @@ kv::CacheGeometry ModelConfig::cache_geometry(const CacheFormat& format, int64_t
   return out;
 }
 
-Result<ModelConfig> read_model_config(const std::string& folder, bool draft_layer) {
+Result<ModelConfig> read_model_config(const std::string& folder, bool draft_layers) {
   TRY(const nlohmann::json object, read_object(folder, "config.json"));
   FieldReader f(object, "config.json");
   ModelConfig c;
@@ -493,7 +498,7 @@ Result<ModelConfig> read_model_config(const std::string& folder, bool draft_laye
   read_feed_forward(f, c, *family);
   if (family->has_indexer) read_indexer(f, c, family->index_interleaved);
   read_eos(f, c);
-  if (draft_layer) add_draft_layer(f, c);
+  if (draft_layers) add_draft_layers(f, c);
   if (f.failed()) return f.error();
 
   const bool of_its_own = c.quantisation.coding == WeightCoding::kNone;

@@ -42,7 +42,9 @@ struct ModelConfig {
   int64_t hidden = 0, heads = 0, vocabulary = 0, max_context = 0;
   std::vector<LayerConfig> layers;
   int64_t extra_layers = 0;  // num_nextn_predict_layers: draft layers; their tensors are known
-  bool draft_layer = false;  // the first of them is loaded, and is the last of `layers`
+  int64_t draft_layers = 0;  // the last of `layers`: extra_layers if they are loaded, else none
+  // A draft layer that runs again for a further guess reads the keys that it chose for the first one.
+  bool draft_keeps_selection = false;
   bool tied_embeddings = false;
   float rms_eps = 1e-6f;
   float latent_eps = 1e-6f;  // q_a_layernorm and kv_a_layernorm
@@ -92,7 +94,7 @@ struct ModelConfig {
   }
   int64_t entry_width() const { return entry_shape().width(); }  // of one part
   int64_t group_heads() const { return heads / kv_heads; }       // query heads that read one part
-  int64_t main_layers() const { return static_cast<int64_t>(layers.size()) - (draft_layer ? 1 : 0); }
+  int64_t main_layers() const { return static_cast<int64_t>(layers.size()) - draft_layers; }
   int64_t index_layers() const;
   // The window of the layers that have one (it is one size for all), and their number.
   int64_t window() const;
@@ -104,7 +106,7 @@ struct ModelConfig {
 
 // Reads <folder>/config.json (and eos ids of generation_config.json, and hf_quant_config.json, if present).
 // kBadCheckpoint names the field; kUnsupported for a model_type or option that this build does not serve.
-// With `draft_layer`, the model's draft layer is to be loaded; kUnsupported if it has none.
-Result<ModelConfig> read_model_config(const std::string& folder, bool draft_layer = false);
+// With `draft_layers`, the model's draft layers are to be loaded; kUnsupported if it has none.
+Result<ModelConfig> read_model_config(const std::string& folder, bool draft_layers = false);
 
 }  // namespace weft::worker

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -86,17 +87,27 @@ void pack_plain(const WeightPlace& place, const FoundSource& found, std::byte* o
   }
 }
 
-// ---- quantised
-// --------------------------------------------------------------------------------------------------
+// ---- quantised --------------------------------------------------------------------------------------
+
+const uint8_t* bytes_of(const Tensor& tensor) { return reinterpret_cast<const uint8_t*>(tensor.data); }
+
+// 2^(code − 127); 255 is no number.
+float e8m0_to_f32(uint8_t code) {
+  if (code == 0xff) return std::numeric_limits<float>::quiet_NaN();
+  return std::ldexp(1.0f, int{code} - 127);
+}
 
 std::vector<float> floats_of(const Tensor& tensor) {
+  if (tensor.type == TensorType::kE8M0) {
+    std::vector<float> out;
+    for (int64_t i = 0; i < tensor.count(); ++i) out.push_back(e8m0_to_f32(bytes_of(tensor)[i]));
+    return out;
+  }
   const Elements elements = elements_of(tensor, 0, tensor.count());
   std::vector<float> out(static_cast<size_t>(tensor.count()));
   kernels::convert_to_f32(elements.data, elements.dtype, tensor.count(), out.data());
   return out;
 }
-
-const uint8_t* bytes_of(const Tensor& tensor) { return reinterpret_cast<const uint8_t*>(tensor.data); }
 
 // A quantised matrix as it is stored: [outputs][k].
 struct QuantisedMatrix {
@@ -109,11 +120,11 @@ struct QuantisedMatrix {
 Result<QuantisedMatrix> quantised_matrix(const WeightPlace& place, const FoundSource& found) {
   QuantisedMatrix out;
   const Tensor& codes = *found.item->tensor;
-  const bool is_fp8 = place.coding == WeightCoding::kFp8;
+  const bool is_fp8 = found.coding == WeightCoding::kFp8;
   out.outputs = codes.shape[0];
   out.k = codes.shape[1] * (is_fp8 ? 1 : 2);
   out.scales = floats_of(*found.scales.back()->tensor);
-  if (place.coding == WeightCoding::kNvfp4CompressedTensors) out.scales[0] = 1 / out.scales[0];
+  if (found.coding == WeightCoding::kNvfp4CompressedTensors) out.scales[0] = 1 / out.scales[0];
   const auto bad = [](const Checkpoint::Item& item, const WeightSource& source, const char* why) {
     return error(ErrorCode::kBadCheckpoint, why, item.file + ": " + source.name);
   };
@@ -138,7 +149,7 @@ Result<QuantisedMatrix> quantised_matrix(const WeightPlace& place, const FoundSo
 
 Result<void> pack_quantised(const WeightPlace& place, const FoundSource& found, std::byte* out) {
   TRY(const QuantisedMatrix matrix, quantised_matrix(place, found));
-  const bool is_fp8 = place.coding == WeightCoding::kFp8;
+  const bool is_fp8 = found.coding == WeightCoding::kFp8;
   if (place.format != kernels::PanelFormat::kDense) {
     is_fp8 ? kernels::pack_fp8(place.groups, place.outputs, place.k, matrix.fp8, out)
            : kernels::pack_fp4(place.groups, place.outputs, place.k, matrix.fp4, out);
@@ -169,9 +180,9 @@ Result<void> check_finite(const WeightPlace& place, const FoundSource& found, co
 }  // namespace
 
 Result<void> pack_place(const WeightPlace& place, const FoundSource& found, std::byte* out) {
-  if (place.coding != WeightCoding::kNone) TRY_VOID(pack_quantised(place, found, out));
+  if (found.coding != WeightCoding::kNone) TRY_VOID(pack_quantised(place, found, out));
   if (place.format != kernels::PanelFormat::kDense) return {};
-  if (place.coding == WeightCoding::kNone) pack_plain(place, found, out);
+  if (found.coding == WeightCoding::kNone) pack_plain(place, found, out);
   return check_finite(place, found, out);
 }
 

@@ -13,9 +13,11 @@
 
 namespace weft::worker {
 
-// Where a place comes from: its tensor (of its own or the fused spelling), and the scales beside it.
+// Where a place comes from: its tensor (in one of its spellings), how that is coded, and the scales beside
+// it.
 struct FoundSource {
   const WeightSource* source = nullptr;
+  WeightCoding coding = WeightCoding::kNone;
   const Checkpoint::Item* item = nullptr;
   std::vector<const Checkpoint::Item*> scales = {};
 };

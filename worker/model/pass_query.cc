@@ -1,6 +1,8 @@
 #include "worker/model/pass_query.h"
 
+#include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "kernels/attention.h"
 
@@ -23,56 +25,69 @@ void PassQuery::publish(const std::byte* whole_query) {
   });
 }
 
-void PassQuery::place_own() {
-  const int64_t parts = state_.config.kv_heads;
-  own_offset_.assign(state_.layout.spans().size() * static_cast<size_t>(parts), -1);
-  int64_t size = 0;
+void PassQuery::begin_step() {
+  readings_.clear();
+  sources_.assign(state_.layout.spans().size() * static_cast<size_t>(state_.config.kv_heads), {});
+  own_words_ = 0;
+  bool passes = false;
   for_spans([&](const SpanRoute& span) {
-    for (int64_t part = 0; part < parts; ++part) {
-      if (!reads_for(span, state_.rank, part)) continue;
-      own_offset_[static_cast<size_t>(span.index * parts + part)] = size;
-      size += state_.layout.owned_rows(span, state_.rank).size() * part_words();
-    }
+    passes = true;
+    for (int64_t part = 0; part < state_.config.kv_heads; ++part) add_own(span, part);
   });
-  scratch(own_, size);
+  if (!passes) return;
+  for (int reader = 0; reader < state_.rank_count; ++reader) {
+    for (const PassedPartials& sent : passed_partials(state_.layout, state_.config, reader)) {
+      const SpanRoute& span = state_.layout.spans()[static_cast<size_t>(sent.span)];
+      const auto offset = static_cast<int64_t>(sent.offset);
+      if (reader == state_.rank) readings_.push_back({sent.span, sent.part, sent.owner, offset});
+      if (sent.owner == state_.rank)
+        sources(span, sent.part)[static_cast<size_t>(class_of(span, reader))] = {reader, offset};
+    }
+  }
+  // Neighbours read the same entries.
+  std::sort(readings_.begin(), readings_.end(), [](const Reading& a, const Reading& b) {
+    return std::tie(a.span, a.part, a.owner) < std::tie(b.span, b.part, b.owner);
+  });
+  scratch(own_, own_words_);
+}
+
+void PassQuery::add_own(const SpanRoute& span, int64_t part) {
+  sources(span, part).resize(static_cast<size_t>(span.grouping.c));
+  if (!reads_for(span, state_.config, state_.rank_count, state_.rank, state_.rank, part)) return;
+  readings_.push_back({span.index, part, state_.rank, own_words_});
+  sources(span, part)[static_cast<size_t>(class_of(span, state_.rank))] = {state_.rank, own_words_};
+  own_words_ += state_.layout.owned_rows(span, state_.rank).size() * part_words();
+}
+
+void PassQuery::add_jobs(const Reading& reading, const std::byte* whole_query, std::vector<AttendJob>& jobs) {
+  const ModelConfig& config = state_.config;
+  const SpanRoute& span = state_.layout.spans()[static_cast<size_t>(reading.span)];
+  const bool mine = reading.owner == state_.rank;
+  const kv::Range rows = state_.layout.owned_rows(span, reading.owner);
+  if (rows.empty()) return;
+  const std::byte* queries =
+      mine ? whole_query + (rows.begin - state_.layout.wide_count()) * config.heads * head_bytes()
+           : state_.exchange.inbox(reading.owner).data() +
+                 queries_offset(state_.layout, config, state_.setup.cache.query_dtype(), span, reading.owner);
+  float* out = (mine ? own_.data() : state_.outbox()) + reading.offset;
+  for (int64_t i = 0; i < rows.size(); ++i) {
+    AttendJob job;
+    job.span = span.index;
+    job.position = state_.layout.home(reading.owner)[static_cast<size_t>(rows.begin + i)].position;
+    job.part = static_cast<int>(reading.part);
+    job.query = queries + (i * config.heads + reading.part * config.group_heads()) * head_bytes();
+    job.heads = config.group_heads();
+    job.partials = out + i * part_words();
+    jobs.push_back(job);
+  }
+  if (!mine) {
+    state_.count(span.index, kv::CrossKind::kQueries, rows.size() * config.group_heads() * head_bytes());
+  }
 }
 
 void PassQuery::attend(int64_t layer, const std::byte* whole_query) {
-  const ModelConfig& config = state_.config;
-  place_own();
   std::vector<AttendJob> jobs;
-  const auto add_rows = [&](const SpanRoute& span, int64_t part, int owner) {
-    const bool mine = owner == state_.rank;
-    const kv::Range rows = state_.layout.owned_rows(span, owner);
-    if (rows.empty()) return;
-    const std::byte* queries =
-        mine ? whole_query + (rows.begin - state_.layout.wide_count()) * config.heads * head_bytes()
-             : state_.exchange.inbox(owner).data() +
-                   queries_offset(state_.layout, config, state_.setup.cache.query_dtype(), span, owner);
-    float* out = mine
-                     ? own_.data() + own_offset_[static_cast<size_t>(span.index * config.kv_heads + part)]
-                     : state_.outbox() + passed_offset(state_.layout, config, span, state_.rank, owner, part);
-    for (int64_t i = 0; i < rows.size(); ++i) {
-      AttendJob job;
-      job.span = span.index;
-      job.position = state_.layout.home(owner)[static_cast<size_t>(rows.begin + i)].position;
-      job.part = static_cast<int>(part);
-      job.query = queries + (i * config.heads + part * config.group_heads()) * head_bytes();
-      job.heads = config.group_heads();
-      job.partials = out + i * part_words();
-      jobs.push_back(job);
-    }
-    if (!mine) {
-      state_.count(span.index, kv::CrossKind::kQueries, rows.size() * config.group_heads() * head_bytes());
-    }
-  };
-  for_spans([&](const SpanRoute& span) {
-    for (int64_t part = 0; part < config.kv_heads; ++part) {
-      for (int owner = 0; owner < state_.rank_count; ++owner) {
-        if (reads_for(span, owner, part)) add_rows(span, part, owner);
-      }
-    }
-  });
+  for (const Reading& reading : readings_) add_jobs(reading, whole_query, jobs);
   worker::attend(state_, layer, jobs);
 }
 
@@ -81,14 +96,11 @@ void PassQuery::finish_part(const SpanRoute& span, int64_t part, float* z) {
   const int c = span.grouping.c;
   const kv::Range rows = state_.layout.owned_rows(span, state_.rank);
   const int64_t words = kernels::partial_words(config.value_width()), width = config.value_width();
-  std::vector<const float*> sources(static_cast<size_t>(c));  // by class
+  std::vector<const float*> partials;  // by class
   int64_t received = 0;
-  for (int reader = 0; reader < state_.rank_count; ++reader) {
-    if (!worker::reads_for(span, config, state_.rank_count, reader, state_.rank, part)) continue;
-    const bool mine = reader == state_.rank;
-    sources[static_cast<size_t>(class_of(span, reader))] =
-        mine ? own_.data() + own_offset_[static_cast<size_t>(span.index * config.kv_heads + part)]
-             : state_.inbox(reader) + passed_offset(state_.layout, config, span, reader, state_.rank, part);
+  for (const Source& source : sources(span, part)) {
+    const bool mine = source.reader == state_.rank;
+    partials.push_back((mine ? own_.data() : state_.inbox(source.reader)) + source.offset);
     received += mine ? 0 : rows.size() * part_words();
   }
   state_.count(span.index, kv::CrossKind::kPartials, received * static_cast<int64_t>(sizeof(float)));
@@ -96,7 +108,7 @@ void PassQuery::finish_part(const SpanRoute& span, int64_t part, float* z) {
     std::vector<float> classes(static_cast<size_t>(c * part_words()));
     for (int64_t row = begin; row < end; ++row) {
       for (int i = 0; i < c; ++i) {
-        std::memcpy(classes.data() + i * part_words(), sources[static_cast<size_t>(i)] + row * part_words(),
+        std::memcpy(classes.data() + i * part_words(), partials[static_cast<size_t>(i)] + row * part_words(),
                     static_cast<size_t>(part_words()) * sizeof(float));
       }
       const int64_t home = rows.begin - state_.layout.wide_count() + row;

@@ -18,7 +18,7 @@ namespace weft::worker {
 
 enum class WeightCoding : uint8_t {
   kNone,
-  kFp8,            // X.weight e4m3, X.weight_scale_inv f32 for each 128 × 128
+  kFp8,            // X.weight e4m3, X.weight_scale_inv (a number or an exponent) for each 128 × 128
   kNvfp4Modelopt,  // X.weight e2m1, X.weight_scale e4m3 for each 16, X.weight_scale_2 f32, which multiplies
   kNvfp4CompressedTensors,  // X.weight_packed, X.weight_scale as above, X.weight_global_scale f32, which
                             // divides

@@ -116,7 +116,8 @@ double read_rotary_share(FieldReader& f, double missing, bool partial) {
   FieldReader& given = r.has("partial_rotary_factor") ? r : f;
   constexpr const char* kField = "partial_rotary_factor";
   const double share = given.number(kField, 0, 1, missing);
-  if (!partial && share != 1) given.fail(kField, "below 1 is not served", ErrorCode::kUnsupported);
+  if (!partial && share != 1)
+    given.fail(kField, "below 1 is not served for this model_type", ErrorCode::kUnsupported);
   f.adopt(r);
   return share;
 }

@@ -33,12 +33,12 @@ struct TypeInfo {
   int64_t bytes;
 };
 constexpr TypeInfo kTypes[] = {
-    {"F32", TensorType::kF32, 4},       {"BF16", TensorType::kBF16, 2},    {"F16", TensorType::kF16, 2},
-    {"I32", TensorType::kI32, 4},       {"I64", TensorType::kI64, 8},      {"F64", TensorType::kOther, 8},
-    {"U64", TensorType::kOther, 8},     {"U32", TensorType::kOther, 4},    {"I16", TensorType::kOther, 2},
-    {"U16", TensorType::kOther, 2},     {"I8", TensorType::kOther, 1},     {"U8", TensorType::kU8, 1},
-    {"BOOL", TensorType::kOther, 1},    {"F8_E4M3", TensorType::kE4M3, 1}, {"F8_E5M2", TensorType::kOther, 1},
-    {"F8_E8M0", TensorType::kOther, 1},
+    {"F32", TensorType::kF32, 4},      {"BF16", TensorType::kBF16, 2},    {"F16", TensorType::kF16, 2},
+    {"I32", TensorType::kI32, 4},      {"I64", TensorType::kI64, 8},      {"F64", TensorType::kOther, 8},
+    {"U64", TensorType::kOther, 8},    {"U32", TensorType::kOther, 4},    {"I16", TensorType::kOther, 2},
+    {"U16", TensorType::kOther, 2},    {"I8", TensorType::kOther, 1},     {"U8", TensorType::kU8, 1},
+    {"BOOL", TensorType::kOther, 1},   {"F8_E4M3", TensorType::kE4M3, 1}, {"F8_E5M2", TensorType::kOther, 1},
+    {"F8_E8M0", TensorType::kE8M0, 1},
 };
 
 const TypeInfo* type_of(const std::string& name) {

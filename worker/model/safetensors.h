@@ -19,7 +19,7 @@
 
 namespace weft::worker {
 
-enum class TensorType : uint8_t { kF32, kF16, kBF16, kE4M3, kU8, kI32, kI64, kOther };
+enum class TensorType : uint8_t { kF32, kF16, kBF16, kE4M3, kE8M0, kU8, kI32, kI64, kOther };
 
 struct Tensor {
   TensorType type = TensorType::kOther;

@@ -9,9 +9,11 @@ namespace weft::worker {
 void Selection::reset() {
   scratch(state_.selected, state_.home_count() * state_.config.index_topk);
   state_.selected_count.assign(static_cast<size_t>(state_.home_count()), -1);
+  state_.selection_given.clear();
 }
 
-// Calls body(span, first home row, count) for the home rows of each span that see more than index_topk keys.
+// Calls body(span, first home row, count) for the home rows of each span that choose among more than
+// index_topk keys.
 // Rows of a span are consecutive at home and ascend in position, so these are the last ones.
 template <typename Body>
 void Selection::for_scored_spans(const Body& body) {
@@ -24,8 +26,9 @@ void Selection::for_scored_spans(const Body& body) {
     }
     int64_t first = begin;
     while (first < end && home[static_cast<size_t>(first)].position + 1 <= state_.config.index_topk) ++first;
-    if (!state_.attends(state_.span_of(home[static_cast<size_t>(begin)]))) first = end;
-    if (first < end) body(state_.span_of(home[static_cast<size_t>(begin)]), first, end - first);
+    const SpanRoute& span = state_.span_of(home[static_cast<size_t>(begin)]);
+    if (!state_.attends(span) || state_.gives_selection(span)) first = end;
+    if (first < end) body(span, first, end - first);
     begin = end;
   }
 }

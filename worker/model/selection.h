@@ -20,7 +20,7 @@ class Selection {
  public:
   explicit Selection(StepState& state) : state_(state) {}
 
-  // Marks every row dense: for layers without an indexer, and at the start of a step.
+  // Marks every row dense and none given: for layers without an indexer, and at the start of a step.
   void reset();
 
   // Index queries and head weights of the home rows, computed by the caller: [home][heads][width] in

@@ -59,6 +59,8 @@ struct StepState {
   // Selection of the last full index layer, by home row: ascending positions; dense rows have count −1.
   std::vector<int32_t> selected;  // [home rows][index_topk]
   std::vector<int32_t> selected_count;
+  // By span: its rows read what `selected` says already, and nothing is chosen. Empty: no span does.
+  std::vector<uint8_t> selection_given;
 
   const std::vector<HomeRow>& home() const { return layout.home(rank); }
   int64_t home_count() const { return static_cast<int64_t>(home().size()); }
@@ -66,6 +68,10 @@ struct StepState {
   bool attends(const SpanRoute& span) const { return !span.wide || span.grouping.contains(rank); }
   // Whether entries of a span are read where they lie only: by the ranks that hold them.
   bool own_pages(const SpanRoute& span) const { return span.wide || span.pass_query; }
+  bool gives_selection(const SpanRoute& span) const {
+    const auto index = static_cast<size_t>(span.index);
+    return index < selection_given.size() && selection_given[index] != 0;
+  }
   // Whether entries of a span's owned rows are expanded (MLA only).
   bool expands(const SpanRoute& span) const {
     return span.expand_context && config.attention == AttentionKind::kMla;

@@ -45,12 +45,10 @@ class Planner {
     vector(weights_.final_norm, "model.norm.weight", c_.hidden);
     plain_matrix(weights_.head, dtype_, c_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight",
                  c_.vocabulary, c_.hidden);
-    if (c_.draft_layer) {
-      const std::string prefix = "model.layers." + std::to_string(c_.main_layers()) + ".";
-      vector(weights_.draft.embedding_norm, prefix + "enorm.weight", c_.hidden);
-      vector(weights_.draft.hidden_norm, prefix + "hnorm.weight", c_.hidden);
-      plain_matrix(weights_.draft.combine, dtype_, prefix + "eh_proj.weight", c_.hidden, 2 * c_.hidden);
-      vector(weights_.draft.norm, prefix + "shared_head.norm.weight", c_.hidden);
+    weights_.draft.assign(static_cast<size_t>(c_.draft_layers), {});
+    for (int64_t i = 0; i < c_.draft_layers; ++i) {
+      draft(weights_.draft[static_cast<size_t>(i)],
+            "model.layers." + std::to_string(c_.main_layers() + i) + ".");
     }
     return std::move(places_);
   }
@@ -76,6 +74,16 @@ class Planner {
                        .source = std::move(source),
                        .view = &view});
     return places_.back();
+  }
+
+  void draft(DraftWeights& w, const std::string& p) {
+    vector(w.embedding_norm, p + "enorm.weight", c_.hidden);
+    vector(w.hidden_norm, p + "hnorm.weight", c_.hidden);
+    // Quantised or not, whatever config.json says of linear layers: that differs from release to release.
+    WeightSource plain = whole(p + "eh_proj.weight", c_.hidden, 2 * c_.hidden);
+    WeightPlace& combine = packed(w.combine, dtype_, 1, c_.hidden, 2 * c_.hidden, plain);
+    if (quantise(combine, /*stays=*/false).coding != WeightCoding::kNone) combine.plain = std::move(plain);
+    vector(w.norm, p + "shared_head.norm.weight", c_.hidden);
   }
 
   // A matrix that is never quantised.

@@ -38,7 +38,8 @@ struct WeightPlace {
   WeightCoding coding = WeightCoding::kNone;                   // of the source
   WeightSource source = {};
   std::vector<WeightSource> scales = {};  // kFp8: of the blocks; NVFP4: of 16 k, and of the matrix
-  WeightSource fused = {};                // the other spelling of an expert matrix; empty name: there is none
+  WeightSource fused = {};  // the other spelling of an expert matrix, never quantised; empty name: none
+  WeightSource plain = {};  // of a quantised matrix that a checkpoint may also leave as it was
   std::variant<kernels::PackedMatrix*, const float**, const std::byte**> view = {};
   int64_t offset = 0, bytes = 0;  // in the arena
 };

@@ -75,7 +75,7 @@ bool may_be_ignored(std::string_view name, const ModelConfig& config) {
   for (; at < name.size() && name[at] >= '0' && name[at] <= '9' && layer <= INT32_MAX; ++at) {
     layer = layer * 10 + (name[at] - '0');
   }
-  const auto layers = static_cast<int64_t>(config.layers.size());  // loaded ones, a draft layer among them
+  const auto layers = static_cast<int64_t>(config.layers.size());  // loaded ones, draft layers among them
   return at < name.size() && name[at] == '.' && layer >= layers &&
          layer < config.main_layers() + config.extra_layers;
 }
@@ -86,10 +86,11 @@ std::string repeated(std::string_view name, const ModelConfig& config) {
   const char* const embedding = "model.embed_tokens.weight";
   const char* const head = config.tied_embeddings ? embedding : "lm_head.weight";
   if (config.tied_embeddings && name == "lm_head.weight") return embedding;
-  if (!config.draft_layer) return "";
-  const std::string prefix = "model.layers." + std::to_string(config.main_layers()) + ".";
-  if (name == prefix + "embed_tokens.weight") return embedding;
-  if (name == prefix + "shared_head.head.weight") return head;
+  for (int64_t layer = config.main_layers(); layer < std::ssize(config.layers); ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+    if (name == prefix + "embed_tokens.weight") return embedding;
+    if (name == prefix + "shared_head.head.weight") return head;
+  }
   return "";
 }
 
@@ -122,50 +123,85 @@ bool is_number(TensorType type) {
   return type == TensorType::kF32 || type == TensorType::kBF16 || type == TensorType::kF16;
 }
 
-// Plain weights are numbers; quantised ones are codes, whose kinds of scales have types of their own.
-Result<void> check_type(const WeightPlace& place, const Checkpoint::Item& item, const WeightSource& source) {
+Error bad_type(const Checkpoint::Item& item, const WeightSource& source, const std::string& why) {
+  return error(ErrorCode::kBadCheckpoint, "is " + item.tensor->type_name + ", but " + why,
+               place_of(item, source));
+}
+
+Result<void> check_plain_type(const Checkpoint::Item& item, const WeightSource& source) {
   const TensorType type = item.tensor->type;
-  const bool codes = place.coding != WeightCoding::kNone && &source == &place.source;
-  const bool small_scales = place.scales.size() == 2 && &source == place.scales.data();
-  if (codes || small_scales) {
-    const bool fp4 = codes && place.coding != WeightCoding::kFp8;
-    if (type == (fp4 ? TensorType::kU8 : TensorType::kE4M3)) return {};
-    return error(ErrorCode::kBadCheckpoint,
-                 "is " + item.tensor->type_name + ", but config.json says that its module is quantised (" +
-                     coding_name(place.coding) + ")",
-                 place_of(item, source));
-  }
   if (is_number(type)) return {};
   if (type == TensorType::kE4M3 || type == TensorType::kU8) {
-    return error(
-        ErrorCode::kBadCheckpoint,
-        "is " + item.tensor->type_name + ", but config.json does not say that its module is quantised",
-        place_of(item, source));
+    return bad_type(item, source, "config.json does not say that its module is quantised");
   }
   return error(ErrorCode::kUnsupported, "weights of type " + item.tensor->type_name + " are not served",
                place_of(item, source));
 }
 
-Result<FoundSource> find_source(const Checkpoint& checkpoint, const WeightPlace& place) {
-  const bool plain = place.coding == WeightCoding::kNone;
-  const bool fused = plain && !place.fused.name.empty() && checkpoint.find(place.fused.name) != nullptr;
-  FoundSource out{.source = fused ? &place.fused : &place.source};
+// Of codes, and of the small scales of NVFP4.
+Result<void> check_code_type(const WeightPlace& place, TensorType wanted, const Checkpoint::Item& item,
+                             const WeightSource& source) {
+  if (item.tensor->type == wanted) return {};
+  return bad_type(
+      item, source,
+      std::string("config.json says that its module is quantised (") + coding_name(place.coding) + ")");
+}
+
+// Of the scales that are numbers; those of FP8 blocks may be bare exponents.
+Result<void> check_scale_type(const WeightPlace& place, const Checkpoint::Item& item,
+                              const WeightSource& source) {
+  if (place.coding == WeightCoding::kFp8 && item.tensor->type == TensorType::kE8M0) return {};
+  return check_plain_type(item, source);
+}
+
+// A plain tensor in one of its spellings.
+Result<FoundSource> find_plain(const Checkpoint& checkpoint, const WeightSource& source) {
+  FoundSource out{.source = &source};
   // The type first: where config.json contradicts it, the shape would only confuse.
+  const Checkpoint::Item* item = checkpoint.find(source.name);
+  if (item != nullptr) TRY_VOID(check_plain_type(*item, source));
+  TRY(out.item, find_tensor(checkpoint, source));
+  return out;
+}
+
+Result<FoundSource> find_quantised(const Checkpoint& checkpoint, const WeightPlace& place) {
+  const bool fp8 = place.coding == WeightCoding::kFp8;
+  FoundSource out{.source = &place.source, .coding = place.coding};
   const Checkpoint::Item* item = checkpoint.find(out.source->name);
-  if (item != nullptr) TRY_VOID(check_type(place, *item, *out.source));
+  if (item != nullptr) {
+    TRY_VOID(check_code_type(place, fp8 ? TensorType::kE4M3 : TensorType::kU8, *item, *out.source));
+  }
   TRY(out.item, find_tensor(checkpoint, *out.source));
   for (const WeightSource& scale : place.scales) {
     TRY(const Checkpoint::Item* found, find_tensor(checkpoint, scale));
-    TRY_VOID(check_type(place, *found, scale));
+    const bool small = !fp8 && &scale == place.scales.data();
+    TRY_VOID(small ? check_code_type(place, TensorType::kE4M3, *found, scale)
+                   : check_scale_type(place, *found, scale));
     out.scales.push_back(found);
   }
-  if (place.scales.size() == 2 && out.source->shape[1] % (kernels::kFp4Block / 2) != 0) {
+  if (!fp8 && out.source->shape[1] % (kernels::kFp4Block / 2) != 0) {
     return error(ErrorCode::kBadCheckpoint,
                  "has rows of " + std::to_string(out.source->shape[1] * 2) +
                      " weights, but NVFP4 comes in groups of 16",
                  place_of(*out.item, *out.source));
   }
   return out;
+}
+
+Result<FoundSource> find_source(const Checkpoint& checkpoint, const WeightPlace& place) {
+  const auto* fused = place.fused.name.empty() ? nullptr : checkpoint.find(place.fused.name);
+  if (place.coding == WeightCoding::kNone)
+    return find_plain(checkpoint, fused != nullptr ? place.fused : place.source);
+  if (fused != nullptr && checkpoint.find(place.source.name) == nullptr) {
+    return error(ErrorCode::kUnsupported,
+                 std::string("holds all experts of a layer in one tensor, which is not served where experts "
+                             "are quantised (") +
+                     coding_name(place.coding) + "): they must be one tensor each",
+                 place_of(*fused, place.fused));
+  }
+  const auto* plain = place.plain.name.empty() ? nullptr : checkpoint.find(place.plain.name);
+  if (plain != nullptr && is_number(plain->tensor->type)) return find_plain(checkpoint, place.plain);
+  return find_quantised(checkpoint, place);
 }
 
 // Every place's source, after checking that the checkpoint holds these tensors and no others.
@@ -177,7 +213,7 @@ Result<std::vector<FoundSource>> account(const Checkpoint& checkpoint, const Wei
     TRY(const FoundSource found, find_source(checkpoint, place));
     sources.push_back(found);
     used.insert(found.source->name);
-    for (const WeightSource& scale : place.scales) used.insert(scale.name);
+    for (size_t i = 0; i < found.scales.size(); ++i) used.insert(place.scales[i].name);
   }
   std::string names;
   size_t count = 0;

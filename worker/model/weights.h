@@ -60,7 +60,7 @@ struct LayerWeights {
   Mlp shared;  // shared_width 0: empty
 };
 
-// What a draft layer has beside a layer's weights; all empty where none is loaded.
+// What a draft layer has beside a layer's weights. Embedding and head are the model's.
 struct DraftWeights {
   const float* embedding_norm = nullptr;  // enorm: [hidden]
   const float* hidden_norm = nullptr;     // hnorm: [hidden]
@@ -73,8 +73,8 @@ struct ModelWeights {
   const std::byte* embedding = nullptr;  // [vocabulary][hidden], dtype, rows as stored (not packed)
   std::vector<LayerWeights> layers;
   const float* final_norm = nullptr;
-  kernels::PackedMatrix head;  // [vocabulary, hidden]
-  DraftWeights draft;          // embedding and head are the model's
+  kernels::PackedMatrix head;       // [vocabulary, hidden]
+  std::vector<DraftWeights> draft;  // of the last layers, where draft layers are loaded
 };
 
 // Bytes of the weight arena, directory included.
