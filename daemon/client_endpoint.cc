@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "daemon/socket_path.h"
+#include "proto/frame.h"
 
 namespace weft::daemon {
 namespace {
@@ -14,26 +15,6 @@ namespace {
 constexpr int kMessagesPerTurn = 64;  // so that a flood of frames does not starve the rest of the loop
 constexpr std::string_view kIpc = "ipc://";
 constexpr const char* kMonitorAddress = "inproc://weft-client-monitor";
-
-// A zmq_msg_t with a destructor.
-class Frame {
- public:
-  Frame() { zmq_msg_init(&message_); }
-  ~Frame() { zmq_msg_close(&message_); }
-  Frame(const Frame&) = delete;
-  Frame& operator=(const Frame&) = delete;
-  bool receive(void* socket) { return zmq_msg_recv(&message_, socket, ZMQ_DONTWAIT) >= 0; }
-  bool more() { return zmq_msg_more(&message_) != 0; }
-  std::string_view view() {
-    return {static_cast<const char*>(zmq_msg_data(&message_)), zmq_msg_size(&message_)};
-  }
-  // The descriptor of the connection it came by. Deprecated in ZeroMQ for use with other system calls; as a
-  // key it is the only link between a message and the monitor's events.
-  int descriptor() { return zmq_msg_get(&message_, ZMQ_SRCFD); }
-
- private:
-  zmq_msg_t message_;
-};
 
 int descriptor_of(void* socket) {
   int fd = -1;

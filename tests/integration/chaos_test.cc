@@ -1,25 +1,28 @@
 // Goal: whatever happens to workers, groupings and other clients, a stream that nobody cancelled gets the
 // tokens, and the logits of every position to the bit, that it gets alone. Method: a tiny random checkpoint;
-// a few hundred requests of every size around the borders, sharing prefixes, over a pool that holds few of
-// them; meanwhile an adversary, drawn from a printed seed, kills and stops workers, regroups, cancels, and
+// a few hundred requests of every size around the borders, with mechanisms and drafts of every kind, sharing
+// prefixes, over a pool that holds few of them; the truth is what each says alone, undisturbed and without
+// drafts; meanwhile an adversary, drawn from a printed seed, kills and stops workers, regroups, cancels, and
 // leaves.
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <optional>
 #include <set>
 
+#include "kv/layout.h"
 #include "proto/vocab/random.h"
 #include "tests/integration/harness.h"
 
 namespace weft::integration {
 namespace {
 
-constexpr uint64_t kVocabulary = 160;  // the smallest of the models'
+constexpr uint64_t kVocabulary = 128;  // the smallest of the models'
 
 struct Setting {
   const char* name;
@@ -35,6 +38,8 @@ struct Setting {
   // computed under one grouping whose c divides 8. `kOwnBits`: only such are asked for, and bits are
   // compared; `kEnds`: anything may happen, and only how streams end is looked at.
   enum Promise { kAllBits, kOwnBits, kEnds } promise = kAllBits;
+  const char* cache_dtype = nullptr;  // unless that of the weights
+  bool draft_layers = false;          // loaded, and guess where a request asks for it
 };
 
 void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
@@ -54,12 +59,30 @@ struct Stream {
 };
 
 std::vector<std::string> decodes_of(const Setting& setting) {
-  std::vector<std::string> all = {"tp", "dp"};
-  for (int c = 2; c <= setting.workers; ++c) {
-    if (setting.promise == Setting::kOwnBits && 8 % c != 0) continue;
-    if (setting.workers % c == 0) all.push_back("dcp(" + std::to_string(c) + ")");
+  std::vector<std::string> all;
+  for (const kv::DecodeWish& wish : kv::decode_wishes(setting.workers)) {
+    if (setting.promise == Setting::kOwnBits && 8 % wish.c != 0) continue;
+    all.push_back(kv::decode_name(wish));
   }
   return all;
+}
+
+std::string one_of(const std::vector<std::string>& all, SplitMix64& random) {
+  return all[random.below(all.size())];
+}
+
+// All but the form of attention, which has bits of its own.
+std::string mechanisms_of(const Setting& setting, SplitMix64& random) {
+  std::string text = "query=" + one_of({"gathered", "replicated"}, random);
+  text += ",context=" + one_of({"auto", "pass-kv", "pass-q"}, random);
+  text += ",fetch=" + one_of({"view", "copies"}, random);
+  const bool trees = std::has_single_bit(static_cast<unsigned>(setting.workers));  // so is every c
+  return text + ",partials=" + (trees ? one_of({"all-to-all", "tree"}, random) : "all-to-all");
+}
+
+std::string index_of(const Setting& setting, SplitMix64& random) {
+  if (setting.workers % 2 != 0) return one_of({"copied", "split"}, random);
+  return one_of({"copied", "split", "copied(2)", "split(2)"}, random);
 }
 
 class Chaos : public testing::TestWithParam<Setting> {
@@ -68,6 +91,11 @@ class Chaos : public testing::TestWithParam<Setting> {
   static constexpr size_t kStreams = 240;
   static constexpr size_t kAtOnce = 12;
 
+  std::vector<std::string> arguments() const {
+    std::vector<std::string> out = arguments(GetParam().workers);
+    if (GetParam().draft_layers) out.insert(out.end(), {"--speculative", "mtp"});
+    return out;
+  }
   std::vector<std::string> arguments(int workers) const {
     const Setting& s = GetParam();
     return {"--workers",
@@ -85,13 +113,13 @@ class Chaos : public testing::TestWithParam<Setting> {
             "--weight-dtype",
             s.dtype,
             "--cache-dtype",
-            s.dtype,
+            s.cache_dtype != nullptr ? s.cache_dtype : s.dtype,
             "--heartbeat-deadline",
             "1"};
   }
 
   // Lengths sit on, below and above the borders of blocks, of chunks, and of the context.
-  wire::GenerateRequest request(size_t kind, bool by_one_worker = false) {
+  wire::GenerateRequest request(size_t kind) {
     const Setting& s = GetParam();
     SplitMix64 random(1000 + kind);
     const int64_t borders[] = {1, 2, s.block, 2 * s.block, 8 * s.block, 64, 128, 200, 500};
@@ -100,31 +128,36 @@ class Chaos : public testing::TestWithParam<Setting> {
     const auto answer = static_cast<uint32_t>(kind % 7 == 0 ? 1 : 2 + random.below(38));
     if (kind % 11 == 0) length = 600 - answer;  // the context, exactly
     wire::GenerateRequest made;
-    SplitMix64 text(7 + kind % 3);  // three texts: others' prefixes are found in the cache
+    // Three texts: others' prefixes are found in the cache. One has few words: look-up finds much.
+    SplitMix64 text(7 + kind % 3);
+    const uint64_t words = kind % 3 == 2 ? 5 : kVocabulary;
     for (int64_t i = 0; i < length; ++i) {
-      made.mutable_tokens()->add_ids(static_cast<uint32_t>(text.below(kVocabulary)));
+      made.mutable_tokens()->add_ids(static_cast<uint32_t>(text.below(words)));
     }
     made.set_max_tokens(answer);
     made.set_ignore_eos(true);
     made.set_digest(true);
-    const auto decodes = decodes_of(s);
-    const std::string decode = decodes[random.below(decodes.size())];
-    made.set_decode(by_one_worker ? "tp" : decode);
-    const char* const prefills[] = {"none", "zigzag", "interleave"};
-    made.set_prefill(prefills[random.below(3)]);
-    made.set_index(random.below(2) == 0 ? "copied" : "split");
+    made.set_decode(one_of(decodes_of(s), random));
+    made.set_prefill(one_of({"none", "zigzag", "interleave", "contiguous"}, random));
+    made.set_index(index_of(s, random));
+    made.set_mechanisms(mechanisms_of(s, random));
     made.set_no_prefix_cache(random.below(4) == 0 || s.promise == Setting::kOwnBits);
-    if (random.below(3) == 0) {
-      made.set_speculative("forced");  // right by chance at best, but for a text that repeats itself
-      for (uint32_t i = 0; i < answer; ++i) {
-        made.add_forced_drafts(static_cast<uint32_t>(random.below(kVocabulary)));
-      }
-    }
+    made.set_speculative(one_of({"off", "lookup", "forced", s.draft_layers ? "mtp" : "lookup"}, random));
+    if (made.speculative() != "off") made.set_draft_tokens(1 + static_cast<uint32_t>(random.below(6)));
     if (random.below(3) == 0) {
       made.set_temperature(0.9f);
       made.set_top_p(0.95f);
       made.set_seed(kind);
     }
+    return made;
+  }
+
+  // Forced drafts are its answer, every third of them wrong.
+  wire::GenerateRequest request(size_t kind, const Truth& truth) {
+    wire::GenerateRequest made = request(kind);
+    if (made.speculative() != "forced") return made;
+    for (size_t i = 0; i < truth.tokens.size(); ++i)
+      made.add_forced_drafts(truth.tokens[i] ^ (i % 3 == 2 ? 1 : 0));
     return made;
   }
 
@@ -137,8 +170,14 @@ class Chaos : public testing::TestWithParam<Setting> {
 
   Truth alone(Daemon& daemon, size_t kind, bool by_one_worker) {
     auto client = daemon.client();
-    auto asked = request(kind, by_one_worker);
+    auto asked = request(kind);
+    if (by_one_worker) {
+      asked.set_decode("tp");
+      asked.set_index("copied");
+    }
     asked.set_no_prefix_cache(true);
+    asked.set_speculative("off");
+    asked.set_draft_tokens(0);
     const uint64_t tag = client.start(asked).value();
     Truth truth;
     for (;;) {
@@ -172,9 +211,8 @@ class Chaos : public testing::TestWithParam<Setting> {
   void regroup(Daemon& daemon, SplitMix64& random) {
     wire::ControlRequest regroup;
     regroup.mutable_regroup()->set_all_running(true);
-    const auto decodes = decodes_of(GetParam());
-    regroup.mutable_regroup()->set_decode(decodes[random.below(decodes.size())]);
-    if (random.below(2) == 0) regroup.mutable_regroup()->set_index(random.below(2) ? "copied" : "split");
+    regroup.mutable_regroup()->set_decode(one_of(decodes_of(GetParam()), random));
+    if (random.below(2) == 0) regroup.mutable_regroup()->set_index(index_of(GetParam(), random));
     const auto reply = daemon.control(regroup);
     for (const auto& outcome : reply.regroup().outcomes()) {
       if (!outcome.has_error()) continue;
@@ -212,7 +250,7 @@ TEST_P(Chaos, StreamsEqualThemselvesAlone) {
   SplitMix64 random(seed);
   const Setting& s = GetParam();
   const std::string model = std::string(WEFT_GOLDEN_FOLDER) + "/" + s.model;
-  Daemon daemon(arguments(s.workers), model);
+  Daemon daemon(arguments(), model);
   ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
   std::vector<Truth> truth;
   {
@@ -233,13 +271,14 @@ TEST_P(Chaos, StreamsEqualThemselvesAlone) {
   for (auto& client : clients) client.emplace(daemon.client());
   std::vector<Stream> open;
   size_t started = 0, ended = 0, cancelled = 0, left = 0;
+  std::map<std::string, std::pair<uint64_t, uint64_t>> drafts;  // by source: made, and those that held
   Time last_news = monotonic_now();
   while (started < kStreams || !open.empty()) {
     while (started < kStreams && open.size() < kAtOnce) {
       Stream stream;
       stream.client = random.below(kClients);
       stream.kind = random.below(kKinds);
-      stream.tag = clients[stream.client]->start(request(stream.kind)).value();
+      stream.tag = clients[stream.client]->start(request(stream.kind, truth[stream.kind])).value();
       open.push_back(std::move(stream));
       ++started;
     }
@@ -256,6 +295,10 @@ TEST_P(Chaos, StreamsEqualThemselvesAlone) {
       take(*reply, stream.got);
       if (reply->has_finished()) {
         const auto& reason = reply->finished().reason();
+        const auto& trace = reply->finished().trace();
+        auto& [drafted, accepted] = drafts[trace.speculative()];
+        drafted += trace.drafted_tokens();
+        accepted += trace.accepted_tokens();
         if (reason != "length") {
           ASSERT_TRUE(stream.cancelled && reason == "cancelled")
               << reason << ": " << reply->finished().error().message() << ", kind " << stream.kind;
@@ -289,6 +332,15 @@ TEST_P(Chaos, StreamsEqualThemselvesAlone) {
   std::printf("%zu ended, %zu cancelled, %zu left; %d regroups (%d refused), %llu worker restarts\n", ended,
               cancelled, left, accepted_regroups_, refused_regroups_,
               static_cast<unsigned long long>(daemon.status().worker_restarts()));
+  for (const auto& [source, count] : drafts) {
+    if (count.first == 0) continue;
+    std::printf("%s: %llu of %llu drafts held\n", source.c_str(),
+                static_cast<unsigned long long>(count.second), static_cast<unsigned long long>(count.first));
+  }
+  for (const char* source : {"forced", "lookup", s.draft_layers ? "mtp" : "forced"})
+    EXPECT_GT(drafts[source].first, 0u) << source;
+  EXPECT_GT(drafts["forced"].second, 0u);
+  EXPECT_LT(drafts["forced"].second, drafts["forced"].first);
   // Nothing is held by anybody.
   EXPECT_TRUE(wait_until([&] {
     const auto status = daemon.status();
@@ -334,7 +386,25 @@ INSTANTIATE_TEST_SUITE_P(
         Setting{"Parts5", "llama_smol", 5, 8, "1024", "64", "f32", 8, 2, 300, 60, 5, Setting::kEnds},
         Setting{"Parts6", "llama_bias", 6, 16, "1024", "33", "bf16", 8, 2, 300, 60, 5, Setting::kEnds},
         Setting{"PartsOwn6", "qwen3_moe_plain", 6, 8, "800", "64", "f32", 0, 0, 0, 200, 5, Setting::kOwnBits},
-        Setting{"Parts7", "qwen3", 7, 8, "1024", "64", "f32", 8, 2, 300, 60, 5, Setting::kEnds}),
+        Setting{"Parts7", "qwen3", 7, 8, "1024", "64", "f32", 8, 2, 300, 60, 5, Setting::kEnds},
+        // Draft layers that guess right, one and two of them, and one that keeps its selection.
+        Setting{"DraftLayer4", "glm_moe_dsa_sure_draft", 4, 8, "1024", "64", "f32", 8, 2, 600, 60, 5,
+                Setting::kAllBits, nullptr, true},
+        Setting{"DraftLayers2", "deepseek_v3_sure_drafts", 2, 8, "1024", "33", "bf16", 8, 2, 600, 60, 5,
+                Setting::kAllBits, nullptr, true},
+        Setting{"DraftLayerFp8Cache4", "glm_moe_dsa_kept_draft", 4, 8, "1024", "100", "f32", 8, 2, 600, 60, 5,
+                Setting::kAllBits, "fp8", true},
+        Setting{"DraftLayer3", "glm_moe_dsa_sure_draft", 3, 8, "1024", "64", "f32", 8, 2, 0, 200, 5,
+                Setting::kOwnBits, nullptr, true},
+        // Quantised weights, quantised caches, windows.
+        Setting{"Fp8Weights8", "glm_moe_dsa_fp8", 8, 8, "1024", "64", "bf16", 8, 2, 300, 60, 5,
+                Setting::kAllBits, "fp8_ds_mla"},
+        Setting{"Fp4Weights4", "qwen3_moe_nvfp4", 4, 8, "1024", "64", "bf16", 8, 2, 600, 60, 5,
+                Setting::kAllBits, "fp8"},
+        Setting{"Fp4Weights2", "llama_nvfp4", 2, 8, "1024", "33", "f32", 8, 2, 600, 60, 5},
+        Setting{"Fp8Cache4", "deepseek_v32", 4, 8, "800", "64", "f32", 8, 2, 1500, 60, 5, Setting::kAllBits,
+                "fp8_ds_mla"},
+        Setting{"Windows2", "qwen2_window", 2, 8, "700", "64", "f32", 8, 2, 1500, 60, 5}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "proto/frame.h"
 #include "proto/version.h"
 
 namespace weft::client {
@@ -24,22 +25,6 @@ constexpr int kHeartbeatTimeoutMs = 30'000;
 Error zmq_failure(const std::string& what) {
   return error(ErrorCode::kIo, what + ": " + zmq_strerror(zmq_errno()));
 }
-
-// A message part that closes itself.
-class Frame {
- public:
-  Frame() { zmq_msg_init(&message_); }
-  ~Frame() { zmq_msg_close(&message_); }
-  Frame(const Frame&) = delete;
-  Frame& operator=(const Frame&) = delete;
-  bool receive(void* socket) { return zmq_msg_recv(&message_, socket, ZMQ_DONTWAIT) >= 0; }
-  bool more() const { return zmq_msg_more(&message_) != 0; }
-  const void* data() { return zmq_msg_data(&message_); }
-  size_t size() const { return zmq_msg_size(&message_); }
-
- private:
-  zmq_msg_t message_;
-};
 
 }  // namespace
 
@@ -162,7 +147,7 @@ Result<void> Client::Connection::receive_all() {
     const bool whole = !frame.more();
     while (frame.more() && frame.receive(dealer_)) {
     }
-    if (!whole || !reply.ParseFromArray(frame.data(), static_cast<int>(frame.size()))) {
+    if (!whole || !reply.ParseFromArray(frame.view().data(), static_cast<int>(frame.view().size()))) {
       return error(ErrorCode::kBadMessage, "the daemon sent a message that does not parse");
     }
     if (reply.version() != kClientProtocol) {
@@ -180,7 +165,7 @@ void Client::Connection::read_monitor() {
     Frame event;
     if (!event.receive(monitor_)) return;
     uint16_t kind = 0;
-    if (event.size() >= sizeof kind) std::memcpy(&kind, event.data(), sizeof kind);
+    if (event.view().size() >= sizeof kind) std::memcpy(&kind, event.view().data(), sizeof kind);
     Frame address;
     address.receive(monitor_);
     if (kind == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) {
