@@ -12,6 +12,7 @@ namespace {
 using testing::HasSubstr;
 
 const std::string kSure = std::string(WEFT_GOLDEN_FOLDER) + "/glm_moe_dsa_sure_draft";
+const std::string kSureTwice = std::string(WEFT_GOLDEN_FOLDER) + "/deepseek_v3_sure_drafts";  // two layers
 
 std::vector<std::string> arguments(std::vector<std::string> more) {
   std::vector<std::string> out = {"--workers", "4", "--max-step-rows", "256", "--pool-tokens", "16384"};
@@ -75,8 +76,8 @@ Told run(client::Client& client, const wire::GenerateRequest& request,
   return out;
 }
 
-TEST(Speculation, TheDraftLayersGuessesHold) {
-  Daemon daemon(arguments({"--speculative", "mtp", "--draft-tokens", "3"}), kSure);
+void expect_guesses_hold(const std::string& model) {
+  Daemon daemon(arguments({"--speculative", "mtp", "--draft-tokens", "3"}), model);
   ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
   auto client = daemon.client();
   for (const float temperature : {0.0f, 0.7f}) {
@@ -103,6 +104,9 @@ TEST(Speculation, TheDraftLayersGuessesHold) {
   }
   EXPECT_GT(daemon.status().accepted_tokens(), 160u);
 }
+
+TEST(Speculation, TheDraftLayersGuessesHold) { expect_guesses_hold(kSure); }
+TEST(Speculation, TheGuessesOfTwoDraftLayersHold) { expect_guesses_hold(kSureTwice); }
 
 // A step that drafts is repeated as a whole, so nothing is lost with a worker.
 TEST(Speculation, AWorkerIsKilledWhileTheDraftLayerGuesses) {

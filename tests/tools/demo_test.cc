@@ -182,6 +182,7 @@ struct Lookup {
         wire::ControlReply reply;
         reply.mutable_status()->set_state("ready");
         reply.mutable_status()->set_workers(4);
+        reply.mutable_status()->set_cache_dtype("fp8");
         reply.mutable_status()->set_block_tokens(64);
         reply.mutable_status()->set_max_context(max_context);
         for (uint32_t rank = 0; rank < 4; ++rank) {
@@ -267,9 +268,10 @@ TEST(Demo, AGoodRunIsReportedAsGood) {
   const DemoOutcome outcome = demo(lookup, "table");
   EXPECT_TRUE(outcome.good) << outcome.out;
   for (const char* text :
-       {"All 3 answers are right.", "Moved at the switch from prefill to decode: 0 B", "zigzag", "dcp(4)",
-        "8,192", "25 %", "12.1 KiB", "The document was read once.", "decode   tp, index split",
-        "decode   dcp(4), index split", "The first token of an answer comes from prefill"}) {
+       {"cache     fp8", "All 3 answers are right.", "Moved at the switch from prefill to decode: 0 B",
+        "zigzag", "dcp(4)", "8,192", "25 %", "12.1 KiB", "The document was read once.",
+        "decode   tp, index split", "decode   dcp(4), index split",
+        "The first token of an answer comes from prefill"}) {
     EXPECT_THAT(outcome.out, HasSubstr(text));
   }
   lookup.daemon.stop();  // its thread wrote them

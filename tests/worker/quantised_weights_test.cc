@@ -479,9 +479,12 @@ TEST_F(Defect, QuantisedExpertsInOneTensor) {
     const std::string layer = "model.layers.1.mlp.", other = "model.layers.0.mlp.";
     const std::string mlp = tensors_.contains(layer + "experts.0.down_proj.weight") ? layer : other;
     std::erase_if(tensors_, [&](const auto& item) { return item.first.starts_with(mlp + "experts."); });
-    tensors_[mlp + "experts.gate_up_proj"] = {"F8_E4M3", {1, 1, 1}, "\x38"};
-    refused(mlp + "experts.gate_up_proj", "all experts of a layer in one tensor, which is not served",
-            ErrorCode::kUnsupported);
+    const RawTensors others = tensors_;
+    for (const char* name : {"experts.gate_up_proj", "experts.gate_up_proj_packed"}) {
+      tensors_ = others;
+      tensors_[mlp + name] = {"F8_E4M3", {1, 1, 1}, "\x38"};
+      refused(mlp + name, "all experts of a layer, which is not served", ErrorCode::kUnsupported);
+    }
   }
 }
 

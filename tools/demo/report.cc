@@ -229,6 +229,7 @@ ctl::Json report_json(const Report& report) {
           {"skipped_files", report.skipped_files},
           {"model", report.status.model()},
           {"workers", report.status.workers()},
+          {"cache_dtype", report.status.cache_dtype()},
           {"turns", turns},
           {"switch_bytes", report.switch_bytes()},
           {"document_reused", report.document_reused()},

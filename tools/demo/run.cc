@@ -37,6 +37,7 @@ void introduce(const DemoOptions& options, size_t skipped_files, const LongPromp
   };
   add("model", status.model() + " (" + status.model_type() + ")");
   add("workers", std::to_string(status.workers()) + ", " + status.instruction_set());
+  add("cache", status.cache_dtype());
   add("document", count(prompt.source_bytes) + " bytes of " + source + ", " + count(prompt.made_bytes) +
                       " bytes of made text");
   add("planted", stations + " (seed " + std::to_string(options.seed) + ")");

@@ -188,17 +188,24 @@ Result<FoundSource> find_quantised(const Checkpoint& checkpoint, const WeightPla
   return out;
 }
 
+// Refuses quantised experts in one tensor, whatever the rest of its name: "gate_up_proj",
+// "gate_up_proj_packed".
+Result<void> refuse_fused(const Checkpoint& checkpoint, const WeightPlace& place) {
+  if (place.fused.name.empty() || checkpoint.find(place.source.name) != nullptr) return {};
+  const auto at = checkpoint.items().lower_bound(place.fused.name);
+  if (at == checkpoint.items().end() || !at->first.starts_with(place.fused.name)) return {};
+  return error(ErrorCode::kUnsupported,
+               std::string("holds all experts of a layer, which is not served where they are quantised (") +
+                   coding_name(place.coding) + "): they must be one tensor each",
+               at->second.file + ": " + at->first);
+}
+
 Result<FoundSource> find_source(const Checkpoint& checkpoint, const WeightPlace& place) {
-  const auto* fused = place.fused.name.empty() ? nullptr : checkpoint.find(place.fused.name);
-  if (place.coding == WeightCoding::kNone)
-    return find_plain(checkpoint, fused != nullptr ? place.fused : place.source);
-  if (fused != nullptr && checkpoint.find(place.source.name) == nullptr) {
-    return error(ErrorCode::kUnsupported,
-                 std::string("holds all experts of a layer in one tensor, which is not served where experts "
-                             "are quantised (") +
-                     coding_name(place.coding) + "): they must be one tensor each",
-                 place_of(*fused, place.fused));
+  if (place.coding == WeightCoding::kNone) {
+    const bool fused = !place.fused.name.empty() && checkpoint.find(place.fused.name) != nullptr;
+    return find_plain(checkpoint, fused ? place.fused : place.source);
   }
+  TRY_VOID(refuse_fused(checkpoint, place));
   const auto* plain = place.plain.name.empty() ? nullptr : checkpoint.find(place.plain.name);
   if (plain != nullptr && is_number(plain->tensor->type)) return find_plain(checkpoint, place.plain);
   return find_quantised(checkpoint, place);
