@@ -24,6 +24,7 @@ std::vector<Notice> ControlPlane::handle(Time now, std::span<const Event> events
   for (const Event& event : events) {
     std::visit([&](const auto& e) { on(now, e, notices); }, event);
   }
+  end_late(now, notices);
   return notices;
 }
 
@@ -45,13 +46,14 @@ std::optional<Plan> ControlPlane::next_plan(Time now) {
   return plan;
 }
 
-// Decode rows first, then prompts in order of arrival. A suspect runs by itself and without drafts; others
+// Decode rows first, then prompts. A suspect runs by itself and without drafts; others
 // run meanwhile only if no suspect can.
 void ControlPlane::fill(PlanBuilder& builder) {
   for (const RequestId id : suspects_) {
     Sequence& sequence = *sequences_.at(id);
     if (!sequence.runnable()) continue;
-    CHECK(sequence.prefilling() ? builder.add_prefill(sequence) : builder.add_decode(sequence),
+    CHECK(sequence.prefilling() ? builder.add_prefill(sequence, sequence.prompt_left())
+                                : builder.add_decode(sequence),
           "alone, with nothing in flight, it must find its pages");
     builder.record().alone = true;
     return;
@@ -62,10 +64,30 @@ void ControlPlane::fill(PlanBuilder& builder) {
     if (sequence->runnable() && sequence->suspect_until == 0 && !sequence->prefilling())
       builder.add_decode(*sequence);
   }
+  fill_prompts(builder);
+}
+
+// Class by class of urgency. Within one the shortest rest comes first, but half of the rows are kept for the
+// earliest: a long prompt holds up a short one by at most its own length again, and all end.
+void ControlPlane::fill_prompts(PlanBuilder& builder) {
+  std::vector<Sequence*> prompts;
   for (Sequence* sequence : running_) {
-    if (builder.rows_left() == 0) break;
     if (sequence->runnable() && sequence->suspect_until == 0 && sequence->prefilling())
-      builder.add_prefill(*sequence);
+      prompts.push_back(sequence);
+  }
+  std::sort(prompts.begin(), prompts.end(),
+            [](const Sequence* a, const Sequence* b) { return a->before(*b); });
+  for (auto begin = prompts.begin(); begin != prompts.end() && builder.rows_left() > 0;) {
+    Sequence* const earliest = *begin;
+    const auto end = std::find_if(begin, prompts.end(),
+                                  [&](const Sequence* s) { return s->priority != earliest->priority; });
+    std::stable_sort(
+        begin, end, [](const Sequence* a, const Sequence* b) { return a->prompt_left() < b->prompt_left(); });
+    int64_t kept = std::min(earliest->prompt_left(), (builder.rows_left() + 1) / 2);
+    for (; begin != end; ++begin) {
+      if (*begin == earliest) kept = 0;
+      builder.add_prefill(**begin, builder.rows_left() - kept);
+    }
   }
 }
 
@@ -73,26 +95,40 @@ bool ControlPlane::any_runnable() const {
   return std::any_of(running_.begin(), running_.end(), [](const Sequence* s) { return s->runnable(); });
 }
 
+// In order; but where the first ones find no room, others as urgent may come in before them, within bounds:
+// a large request is not passed for ever, and a turn looks at a few requests only.
 void ControlPlane::admit_waiting(Time now) {
-  while (!waiting_.empty() && running_count() < limits_.max_running) {
-    Sequence& next = *waiting_.front();
-    if (next.id == no_room_for_ && memory_.changes() == no_room_at_) return;
-    // Using what the cache has can cost more room than it saves (a chain that lies on too many ranks). With
-    // nobody left who could make room, do without it.
-    if (!try_admit(next, memory_, true, turn_) &&
-        !(running_.empty() && try_admit(next, memory_, false, turn_))) {
-      CHECK(!running_.empty(), "it fits alone, but does not come in");
-      no_room_for_ = next.id;
-      no_room_at_ = memory_.changes();
-      return;
+  constexpr size_t kLookAhead = 16;
+  size_t at = 0;
+  while (at < waiting_.size() && at < kLookAhead && running_count() < limits_.max_running) {
+    Sequence& next = *waiting_[at];
+    const Sequence& first = *waiting_.front();
+    if (at > 0 && (next.priority != first.priority || first.passed >= limits_.max_passes)) return;
+    if (next.no_room_at == memory_.changes() || !admit(now, next, at == 0)) {
+      next.no_room_at = memory_.changes();
+      ++at;
+      continue;
     }
-    waiting_.pop_front();
-    running_.push_back(&next);
-    next.admitted = now;
-    if (next.hit_blocks == 0) turn_ = (turn_ + 1) % limits_.rank_count;
-    counters_.prompt_tokens += next.prompt;
-    counters_.cached_tokens += next.cached;
+    for (size_t i = 0; i < at; ++i) ++waiting_[i]->passed;
+    counters_.passes += at > 0 ? 1 : 0;
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(at));
   }
+}
+
+bool ControlPlane::admit(Time now, Sequence& sequence, bool first) {
+  // Using what the cache has can cost more room than it saves (a chain that lies on too many ranks). With
+  // nobody left who could make room, do without it.
+  if (!try_admit(sequence, memory_, true, turn_) &&
+      !(running_.empty() && try_admit(sequence, memory_, false, turn_))) {
+    CHECK(!first || !running_.empty(), "it fits alone, but does not come in");
+    return false;
+  }
+  running_.push_back(&sequence);
+  sequence.admitted = now;
+  if (sequence.hit_blocks == 0) turn_ = (turn_ + 1) % limits_.rank_count;
+  counters_.prompt_tokens += sequence.prompt;
+  counters_.cached_tokens += sequence.cached;
+  return true;
 }
 
 // ---- events ---------------------------------------------------------------------------------------------
@@ -131,14 +167,34 @@ void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
   sequence.speculation = event.speculation;
   sequence.use_prefix_cache = event.use_prefix_cache;
   sequence.digest = event.digest;
+  sequence.priority = event.priority;
+  if (event.deadline) sequence.deadline = now + *event.deadline;
   sequence.arrived = now;
   sequence.tokens = event.prompt;
   sequence.prompt = prompt;
   if (sequence.use_prefix_cache) {
     CHECK_EQ(static_cast<int64_t>(sequence.hashes.size()), prompt / limits_.geometry.block_tokens);
   }
+  if (sequence.deadline) deadlines_.insert({*sequence.deadline, sequence.id});
   sequences_.emplace(event.request, std::move(owned));
-  waiting_.push_back(&sequence);
+  waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), &sequence,
+                                   [](const Sequence* a, const Sequence* b) { return a->before(*b); }),
+                  &sequence);
+}
+
+void ControlPlane::end_late(Time now, Notices& notices) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    Sequence& sequence = *sequences_.at(deadlines_.begin()->second);
+    const auto after =
+        std::chrono::duration_cast<std::chrono::milliseconds>(*sequence.deadline - sequence.arrived);
+    finish(sequence, FinishReason::kError,
+           error(ErrorCode::kDeadlineExceeded,
+                 "not done after " + std::to_string(after.count()) + " ms, with " +
+                     std::to_string(sequence.answered()) + " of at most " +
+                     std::to_string(sequence.max_tokens) + " tokens",
+                 "deadline_ms"),
+           notices);
+  }
 }
 
 void ControlPlane::on(Time, const CancelRequested& event, Notices& notices) {
@@ -222,7 +278,7 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
     notice.after = name(wish, nullptr);
     if (!event.dry_run) {
       sequence.wish = wish;
-      no_room_for_ = RequestId{};  // look again
+      sequence.no_room_at = 0;  // look again
     }
     return notice;
   }

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -54,6 +55,8 @@ class ControlPlane {
   int64_t running_count() const { return static_cast<int64_t>(running_.size()); }
   int64_t waiting_count() const { return static_cast<int64_t>(waiting_.size()); }
   std::optional<RequestSnapshot> request(RequestId id) const;  // finished ones are gone
+  // When handle() must be called again, events or not.
+  std::optional<Time> next_deadline() const;
   // What a regroup to this wish would take and move now; running requests only.
   Result<RegroupPrice> price(RequestId id, const GroupingWish& wish) const;
   Counters counters() const;
@@ -72,8 +75,11 @@ class ControlPlane {
   kv::StoredBytes stored_bytes(const Sequence& sequence) const;
   Sequence* find(RequestId id);
   const Sequence* find(RequestId id) const { return const_cast<ControlPlane*>(this)->find(id); }
+  void end_late(Time now, Notices& notices);
   void admit_waiting(Time now);
+  bool admit(Time now, Sequence& sequence, bool first);
   void fill(PlanBuilder& builder);
+  void fill_prompts(PlanBuilder& builder);
   bool any_runnable() const;
 
   void complete(const PlanRecord& record, Notices& notices);
@@ -92,14 +98,13 @@ class ControlPlane {
   Memory memory_;
   TablePool tables_;
   std::map<RequestId, std::unique_ptr<Sequence>> sequences_;
-  std::deque<Sequence*> waiting_;    // in order of arrival
-  std::vector<Sequence*> running_;   // in order of admission, which is that of arrival
+  std::deque<Sequence*> waiting_;   // the most urgent first, then in order of arrival
+  std::vector<Sequence*> running_;  // in order of admission
+  std::set<std::pair<Time, RequestId>> deadlines_;
   std::vector<RequestId> suspects_;  // in order of arrival; retried one at a time
   std::deque<PlanRecord> in_flight_;
   uint64_t arrivals_ = 0;
   int turn_ = 0;
-  RequestId no_room_for_{};  // the first waiting request found no room
-  uint64_t no_room_at_ = 0;  // when memory_.changes() was this
   Counters counters_;
 };
 

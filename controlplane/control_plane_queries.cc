@@ -60,6 +60,11 @@ Result<RegroupPrice> ControlPlane::price(RequestId id, const GroupingWish& wish)
   return price_regroup(*sequence, memory_, wish);
 }
 
+std::optional<Time> ControlPlane::next_deadline() const {
+  if (deadlines_.empty()) return std::nullopt;
+  return deadlines_.begin()->first;
+}
+
 Counters ControlPlane::counters() const {
   Counters counters = counters_;
   counters.evicted_blocks = memory_.evicted_blocks();
@@ -93,10 +98,13 @@ void ControlPlane::check_invariants() const {
   }
   for (const Sequence* sequence : waiting_) CHECK(!sequence->running && sequence->blocks.empty());
   CHECK(reserved == memory_.reserved());
+  CHECK(std::is_sorted(waiting_.begin(), waiting_.end(),
+                       [](const Sequence* a, const Sequence* b) { return a->before(*b); }));
   // Nothing that could let the first waiting request in goes unnoticed.
-  if (!waiting_.empty() && waiting_.front()->id == no_room_for_ && memory_.changes() == no_room_at_) {
+  if (!waiting_.empty() && waiting_.front()->no_room_at == memory_.changes()) {
     CHECK(!running_.empty() && !can_admit(*waiting_.front(), memory_, true, turn_));
   }
+  for (const auto& [at, id] : deadlines_) CHECK(sequences_.at(id)->deadline == at);
   CHECK_EQ(tables, tables_.taken_count());
   int64_t counted = 0;
   memory_.for_each_block([&](const Block& block) { counted += block.references; });

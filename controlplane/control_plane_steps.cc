@@ -122,12 +122,13 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
       ++counters_.failed;
       break;
   }
+  const bool late = failure.code == ErrorCode::kDeadlineExceeded;
   notices.emplace_back(FinishedNotice{sequence.id, reason, std::move(failure), sequence.prompt,
                                       sequence.cached, sequence.computed, sequence.answered(),
                                       sequence.drafted, sequence.accepted, stored_bytes(sequence),
                                       sequence.next.has_value()});
-  // What a failed request has computed itself is not trusted.
-  if (reason == FinishReason::kError && sequence.registered_blocks > sequence.hit_blocks) {
+  // What a failed request has computed itself is not trusted; one that is late has not failed.
+  if (reason == FinishReason::kError && !late && sequence.registered_blocks > sequence.hit_blocks) {
     const BlockId first = sequence.blocks[static_cast<size_t>(sequence.hit_blocks)];
     if (memory_.block(first).registered) memory_.forget(first);
   }
@@ -138,6 +139,7 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
   std::erase(suspects_, sequence.id);
   std::erase(running_, &sequence);
   std::erase(waiting_, &sequence);
+  if (sequence.deadline) deadlines_.erase({*sequence.deadline, sequence.id});
   sequences_.erase(sequence.id);
 }
 

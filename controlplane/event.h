@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "kv/block_hash.h"
 #include "kv/layout.h"
 #include "kv/mechanisms.h"
+#include "proto/vocab/clock.h"
 #include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
 
@@ -46,6 +48,8 @@ struct RequestArrived {
   Speculation speculation;
   bool use_prefix_cache = true;
   bool digest = false;  // of the logits of every row that is computed; those of a prefix hit are not
+  int priority = 0;     // smaller is more urgent
+  std::optional<Duration> deadline = {};  // from now; a request that has not ended by then ends with an error
 };
 
 struct CancelRequested {

@@ -31,6 +31,7 @@ struct Limits {
   int64_t table_count = 0;  // > max_running: a sequence that changes its table needs a second one for a while
   int64_t max_running = 64;      // sequences that hold pages
   int64_t max_waiting = 1024;    // requests queued behind them; more are refused
+  int64_t max_passes = 64;       // requests that may come in before an earlier one that finds no room
   int64_t max_step_rows = 2048;  // rows of one step, prefill and decode together
   int64_t max_samples = 64;      // sampled rows of one step
   int64_t max_chunk_rows = 0;    // rows of one sequence's prefill chunk; 0: only the step's own limit

@@ -38,8 +38,8 @@ bool PlanBuilder::add_decode(Sequence& sequence) {
   return true;
 }
 
-bool PlanBuilder::add_prefill(Sequence& sequence) {
-  int64_t rows = std::min(sequence.prompt - sequence.scheduled, rows_left_);
+bool PlanBuilder::add_prefill(Sequence& sequence, int64_t most) {
+  int64_t rows = std::min({sequence.prompt_left(), rows_left_, most});
   if (limits_.max_chunk_rows > 0) rows = std::min(rows, limits_.max_chunk_rows);
   // Draft layer i reads the token i + 1 rows ahead: no chunk should end so close to the prompt's end that it
   // is not drawn yet.

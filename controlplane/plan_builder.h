@@ -22,8 +22,8 @@ class PlanBuilder {
   // The row of the last token, and drafts behind it; each samples. False if a page it needs is still in
   // flight, a limit is reached, or drafts need tokens that are not known yet.
   bool add_decode(Sequence& sequence);
-  // As many rows of the prompt as the step's budget and the free pages allow.
-  bool add_prefill(Sequence& sequence);
+  // As many rows of the prompt as `most`, the step's budget and the free pages allow.
+  bool add_prefill(Sequence& sequence, int64_t most);
 
   bool empty() const { return plan_.spans.empty(); }
   int64_t rows_left() const { return rows_left_; }

@@ -34,7 +34,13 @@ struct Sequence {
   Speculation speculation;
   bool use_prefix_cache = true;
   bool digest = false;
+  int priority = 0;
+  std::optional<Time> deadline;
   Time arrived{};
+
+  // ---- while it waits
+  int64_t passed = 0;       // requests that came later and are in
+  uint64_t no_room_at = 0;  // it found no room when Memory::changes() was this; 0: not tried
 
   // ---- how far it is
   std::vector<uint32_t> tokens;  // prompt, then the tokens of the answer that are known
@@ -82,6 +88,11 @@ struct Sequence {
   bool settled() const { return samples_scheduled == answered(); }
   bool stops_at(uint32_t token) const {
     return std::find(stop_tokens.begin(), stop_tokens.end(), token) != stop_tokens.end();
+  }
+  int64_t prompt_left() const { return prompt - scheduled; }
+  // More urgent, or as urgent and earlier.
+  bool before(const Sequence& other) const {
+    return priority != other.priority ? priority < other.priority : order < other.order;
   }
   bool runnable() const { return running && !paused && (prefilling() || samples_scheduled < max_tokens); }
 };

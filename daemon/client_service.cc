@@ -239,6 +239,8 @@ void ClientService::submit(Prompt& prompt) {
   event.speculation = std::move(prompt.checked.speculation);
   event.use_prefix_cache = prompt.checked.use_prefix_cache;
   event.digest = prompt.checked.digest;
+  event.priority = prompt.checked.priority;
+  event.deadline = prompt.checked.deadline;
   log_.info("request_arrived", {{"request", number(id)},
                                 {"prompt_tokens", static_cast<uint64_t>(event.prompt.size())},
                                 {"max_tokens", event.max_tokens},

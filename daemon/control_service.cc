@@ -157,6 +157,7 @@ void ControlService::fill_status(const RequestRecord& record, wire::RequestStatu
   to->set_computed_tokens(as_unsigned(record.computed_tokens));
   to->set_completion_tokens(as_unsigned(record.completion_tokens));
   to->set_max_tokens(as_unsigned(record.max_tokens));
+  to->set_priority(record.priority);
   set_grouping(record.wish, to);
   to->set_age_ns(as_unsigned((loop_.now() - record.arrived).count()));
   const auto snapshot = view.engine->plane().request(record.id);

@@ -44,7 +44,8 @@ Engine::Engine(Loop& loop, const EventLog& log, const controlplane::Limits& limi
                        [[maybe_unused]] const ssize_t got = ::read(results_fd_, &count, sizeof count);
                        collect();
                      }),
-      look_timer_(loop, [this] { look(); }) {
+      look_timer_(loop, [this] { look(); }),
+      deadline_timer_(loop, [this] { schedule_turn(); }) {
   results_watch_.start(kReadable);
   look_timer_.start(Watchdog::kLookInterval, Watchdog::kLookInterval);
 }
@@ -56,6 +57,7 @@ void Engine::arrive(controlplane::RequestArrived event) {
   record.id = event.request;
   record.wish = event.grouping;
   record.drafts = event.speculation.source;
+  record.priority = event.priority;
   record.prompt_tokens = static_cast<int64_t>(event.prompt.size());
   record.max_tokens = event.max_tokens;
   record.arrived = loop_.now();
@@ -75,11 +77,16 @@ void Engine::schedule_turn() {
 
 void Engine::turn() {
   turn_scheduled_ = false;
-  while (!events_.empty()) {
+  do {  // once without events: a deadline may have passed
     const auto events = std::exchange(events_, {});
     dispatch(plane_.handle(loop_.now(), events));
-  }
+  } while (!events_.empty());
   plan_ahead();
+  if (const auto deadline = plane_.next_deadline()) {
+    deadline_timer_.start(std::max(*deadline - loop_.now(), Duration(0)));
+  } else {
+    deadline_timer_.stop();
+  }
 }
 
 void Engine::fill_trace(const RequestRecord& record, wire::Trace* to) const {

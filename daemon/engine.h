@@ -122,6 +122,7 @@ class Engine {
   Time last_done_{};  // when the latest step was done
   Watch results_watch_;
   Timer look_timer_;
+  Timer deadline_timer_;
 };
 
 }  // namespace weft::daemon

@@ -49,6 +49,7 @@ struct RequestRecord {
   RequestId id{};
   controlplane::GroupingWish wish;
   controlplane::DraftSource drafts = controlplane::DraftSource::kOff;
+  int priority = 0;
   int64_t drafted_tokens = 0, accepted_tokens = 0;
   int64_t prompt_tokens = 0, max_tokens = 0, completion_tokens = 0;
   int64_t cached_tokens = 0, computed_tokens = 0;  // when it ended

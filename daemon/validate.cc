@@ -159,6 +159,13 @@ Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, co
         "cache_salt");
   }
   TRY(checked.speculation, check_speculation(request, model));
+  if (request.priority() < -kPriorityMost || request.priority() > kPriorityMost) {
+    return bad_field("priority", "must be from -" + std::to_string(kPriorityMost) + " to " +
+                                     std::to_string(kPriorityMost) + ", not " +
+                                     std::to_string(request.priority()));
+  }
+  checked.priority = request.priority();
+  if (request.deadline_ms() > 0) checked.deadline = std::chrono::milliseconds(request.deadline_ms());
   checked.use_prefix_cache = !request.no_prefix_cache();
   checked.digest = request.digest();
   checked.cache_salt = request.cache_salt();

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct ModelFacts {
 
 inline constexpr int kStopTokensMax = 64;
 inline constexpr size_t kSaltBytesMax = 256;
+inline constexpr int kPriorityMost = 1000;
 inline constexpr uint32_t kDefaultMaxTokens = 16;
 
 // Everything but the prompt.
@@ -39,6 +41,8 @@ struct CheckedRequest {
   bool digest = false;
   std::string cache_salt;
   uint32_t credit = 0;
+  int priority = 0;
+  std::optional<Duration> deadline;
 };
 
 Result<void> validate_model(const std::string& name, const ModelFacts& model);

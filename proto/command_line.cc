@@ -200,6 +200,7 @@ template <typename Number>
 CLI::Validator decimal() {
   return number_within(std::numeric_limits<Number>::lowest(), std::numeric_limits<Number>::max(), "");
 }
+template CLI::Validator decimal<int32_t>();
 template CLI::Validator decimal<uint32_t>();
 template CLI::Validator decimal<uint64_t>();
 template CLI::Validator decimal<double>();

@@ -48,7 +48,9 @@ TEST(Admission, PoolLimitDependsOnThePattern) {
 }
 
 TEST(Admission, WhatFitsWaitsForItsTurnInOrder) {
-  Harness h(small_limits(1, 10));
+  Limits limits = small_limits(1, 10);
+  limits.max_passes = 0;
+  Harness h(limits);
   const RequestId a = h.submit(text(1, 20), 5);  // 6 pages
   const RequestId b = h.submit(text(2, 20), 5);  // 6 pages: must wait
   const RequestId c = h.submit(text(3, 4), 1);   // 1 page: would fit, but came later
@@ -58,6 +60,31 @@ TEST(Admission, WhatFitsWaitsForItsTurnInOrder) {
   EXPECT_EQ(h.plane.request(b)->state, RequestState::kWaiting);
   h.run_all();
   for (const RequestId id : {a, b, c}) h.expect_right(id);
+}
+
+// A request that finds no room is passed by smaller ones, but not for ever, and never by less urgent ones.
+TEST(Admission, WhatDoesNotFitIsPassedWithinBounds) {
+  Limits limits = small_limits(1, 20);
+  limits.max_passes = 3;
+  Harness h(limits);
+  const RequestId holder = h.submit(text(1, 40), 25);  // 16 of the 20 pages
+  h.step();
+  const RequestId big = h.submit(text(2, 40), 1);
+  RequestArrived lax = h.arrival(text(3, 4), 1);
+  lax.priority = 1;
+  const RequestId less_urgent = h.submit(lax);
+  h.step();
+  EXPECT_FALSE(h.outcome(less_urgent).finished);
+  for (uint32_t turn = 0; turn < 3; ++turn) {
+    const RequestId small = h.submit(text(10 + turn, 4), 1);
+    h.step();
+    EXPECT_TRUE(h.outcome(small).finished) << turn;
+  }
+  const RequestId one_too_many = h.submit(text(20, 4), 1);
+  h.step();
+  EXPECT_FALSE(h.outcome(one_too_many).finished);
+  h.run_all();
+  for (const RequestId id : {holder, big, less_urgent, one_too_many}) h.expect_right(id);
 }
 
 TEST(Admission, ReservesTheWholeAnswer) {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <ranges>
 #include <set>
 
 #include "controlplane/control_plane.h"
@@ -23,6 +24,7 @@ struct Marks {
   int64_t regroups = 0, moved = 0, thinned = 0, regroups_refused = 0, refused = 0, cancelled = 0, crashes = 0;
   int64_t abandoned = 0, internal = 0, numerical = 0, duplicates = 0, late = 0, input_refs = 0, mixed = 0,
           owned = 0;
+  int64_t late_ends = 0, passes = 0;
   int64_t all_hold = 0, some_hold = 0, none_holds = 0, drafts_end = 0, guesses_hold = 0;
 };
 
@@ -52,6 +54,8 @@ void expect_taken(const Marks& marks) {
   EXPECT_TAKEN(input_refs);
   EXPECT_TAKEN(mixed);
   EXPECT_TAKEN(owned);
+  EXPECT_TAKEN(late_ends);
+  EXPECT_TAKEN(passes);
   EXPECT_TAKEN(all_hold);
   EXPECT_TAKEN(some_hold);
   EXPECT_TAKEN(none_holds);
@@ -86,12 +90,14 @@ class Driver {
 
   void run() {
     for (int64_t i = 0; i < profile_.iterations; ++i) act(true);
-    for (const auto& [id, live] : live_) feed(PauseChanged{id, false});
+    const auto ids = std::views::keys(live_);
+    for (const RequestId id : std::vector<RequestId>(ids.begin(), ids.end())) feed(PauseChanged{id, false});
     for (int64_t i = 0; i < 200000 && !live_.empty(); ++i) act(false);
     ASSERT_TRUE(live_.empty()) << "no end in sight";
     while (!executed_.empty() || !in_flight_.empty()) act(false);  // wasted rows
     expect_all_pages_back();
     marks_.rows += workers_.rows_checked();
+    marks_.passes += plane_.counters().passes;
     marks_.evictions += plane_.counters().evicted_blocks;
     marks_.duplicates += plane_.counters().duplicate_acknowledgements;
     marks_.late += plane_.counters().late_acknowledgements;
@@ -132,6 +138,7 @@ class Driver {
     }
     limits.max_running = 1 + below(8);
     limits.max_waiting = 1 + below(6);
+    limits.max_passes = below(4);
     limits.table_count = limits.max_running + 1 + below(4);
     limits.max_samples = limits.max_running + below(3);
     limits.max_step_rows = limits.max_running + below(60);
@@ -219,6 +226,8 @@ class Driver {
                              static_cast<uint32_t>(below(kVocabulary))};
     arrival.grouping = random_wish();
     arrival.digest = chance(20);
+    if (chance(30)) arrival.priority = static_cast<int>(below(3)) - 1;
+    if (chance(5)) arrival.deadline = Duration(1 + below(300));
     const int64_t nan_row = chance(4) ? length - 1 + below(arrival.max_tokens) : -1;
     Truth truth = truth_of(salt, arrival.prompt, arrival.max_tokens, arrival.stop_tokens, nan_row);
     if (chance(2)) truth.poison_row = below(static_cast<int64_t>(truth.tokens.size()));
@@ -473,6 +482,10 @@ class Driver {
       case ErrorCode::kInternal:
         ASSERT_TRUE(live.abandoned_alone);
         ++marks_.internal;
+        return;
+      case ErrorCode::kDeadlineExceeded:
+        ASSERT_TRUE(live.arrival.deadline.has_value());
+        ++marks_.late_ends;
         return;
       case ErrorCode::kTooLarge:
       case ErrorCode::kResourceExhausted:

@@ -82,6 +82,10 @@ class Harness {
     for (const Notice& notice : plane.handle(Time{}, {&event, 1})) take(notice);
     plane.check_invariants();
   }
+  void pass_time(Time now) {
+    for (const Notice& notice : plane.handle(now, {})) take(notice);
+    plane.check_invariants();
+  }
   // Makes a plan and publishes it; not executed yet.
   std::optional<Plan> plan() {
     auto made = plane.next_plan(Time{});

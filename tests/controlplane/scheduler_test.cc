@@ -40,6 +40,98 @@ TEST(Scheduler, CutsPromptsIntoTheBudgetInOrder) {
   h.expect_right(b);
 }
 
+// Behind a prompt of 900,000 tokens a short one is read within the step after the one that runs: it needs no
+// more than the half of a step that is not the long one's. The long one goes on with at least its half.
+TEST(Scheduler, ALongPromptDoesNotStarveShortOnes) {
+  Limits limits = small_limits(1, 2000);
+  limits.max_context = 7500;
+  limits.max_step_rows = 16;
+  Harness h(limits);
+  const RequestId big = h.submit(text(1, 7000), 1);
+  for (uint32_t turn = 0; turn < 40; ++turn) {
+    const int64_t length = 1 + turn % 8;
+    const RequestId small = h.submit(text(turn + 2, length), 1);
+    const Plan plan = h.plan().value();
+    ASSERT_NE(span_of(plan, small), nullptr);
+    EXPECT_EQ(span_of(plan, small)->rows, length);
+    EXPECT_EQ(span_of(plan, big)->rows, 16 - length) << "nothing is left unused";
+    h.run_oldest();
+    h.expect_right(small);
+  }
+  h.run_all();
+  h.expect_right(big);
+}
+
+// However many short ones come, the earliest prompt has half of every step.
+TEST(Scheduler, ShortPromptsDoNotStarveALongOne) {
+  Limits limits = small_limits(1, 500);
+  limits.max_step_rows = 16;
+  Harness h(limits);
+  const RequestId big = h.submit(text(1, 160), 1);
+  uint32_t seed = 2;
+  for (int step = 0; step < 20; ++step) {
+    while (h.plane.running_count() + h.plane.waiting_count() < 8) h.submit(text(seed++, 12), 1);
+    const Plan plan = h.plan().value();
+    ASSERT_NE(span_of(plan, big), nullptr);
+    EXPECT_GE(span_of(plan, big)->rows, 8);
+    h.run_oldest();
+  }
+  h.expect_right(big);
+  h.run_all();
+}
+
+TEST(Scheduler, TheUrgentAreReadFirstAndOthersGetWhatTheyLeave) {
+  Limits limits = small_limits(1, 500);
+  limits.max_step_rows = 20;
+  Harness h(limits);
+  RequestArrived lax = h.arrival(text(1, 60), 1), urgent = h.arrival(text(2, 30), 1);
+  lax.priority = 5;
+  urgent.priority = -5;
+  const RequestId last = h.submit(lax), first = h.submit(urgent);
+  const Plan one = h.plan().value();
+  EXPECT_EQ(span_of(one, first)->rows, 20);
+  EXPECT_EQ(span_of(one, last), nullptr);
+  h.run_oldest();
+  const Plan two = h.plan().value();
+  EXPECT_EQ(span_of(two, first)->rows, 10);
+  EXPECT_EQ(span_of(two, last)->rows, 10);
+  h.run_oldest();
+  h.run_all();
+  h.expect_right(first);
+  h.expect_right(last);
+}
+
+TEST(Scheduler, WhatIsNotDoneByItsDeadlineEndsAndGivesEverythingBack) {
+  Limits limits = small_limits(1, 100);
+  limits.max_running = 1;
+  limits.table_count = 2;
+  Harness h(limits);
+  RequestArrived runs = h.arrival(text(1, 10), 20), waits = h.arrival(text(2, 10), 20);
+  runs.deadline = std::chrono::milliseconds(7);
+  waits.deadline = std::chrono::milliseconds(5);
+  const RequestId a = h.submit(runs), b = h.submit(waits);
+  const RequestId c = h.submit(text(3, 10), 2);
+  h.step();
+  EXPECT_EQ(h.plane.next_deadline(), Time{5'000'000});
+  h.pass_time(Time{4'999'999});
+  EXPECT_FALSE(h.outcome(b).finished);
+  h.pass_time(Time{5'000'000});
+  EXPECT_EQ(h.finished(b).error.code, ErrorCode::kDeadlineExceeded);
+  EXPECT_EQ(h.finished(b).error.field, "deadline_ms");
+  EXPECT_FALSE(h.outcome(a).finished);
+  h.pass_time(Time{8'000'000});
+  EXPECT_EQ(h.finished(a).error.code, ErrorCode::kDeadlineExceeded);
+  EXPECT_EQ(h.finished(a).completion_tokens, 1);
+  EXPECT_FALSE(h.plane.next_deadline());
+  h.run_all();
+  h.expect_right(c);
+  EXPECT_EQ(h.entries().used + h.entries().in_flight, 0);
+  // What the late one had computed is right, and shared.
+  const RequestId again = h.submit(text(1, 10), 2);
+  h.run_all();
+  EXPECT_EQ(h.finished(again).cached_tokens, 8);
+}
+
 TEST(Scheduler, AChunkLimitLetsPromptsShareAStep) {
   Limits limits = small_limits(1, 200);
   limits.max_step_rows = 40;

@@ -127,6 +127,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "cache_salt", "limit 256"},
         BadCase{"drafts_by", [](G& g) { g.set_speculative("magic"); }, kInvalid, "speculative", "magic"},
         BadCase{"drafts_off", [](G& g) { g.set_draft_tokens(2); }, kInvalid, "draft_tokens", "source"},
+        BadCase{"lax", [](G& g) { g.set_priority(1001); }, kInvalid, "priority", "1001"},
+        BadCase{"urgent", [](G& g) { g.set_priority(-1001); }, kInvalid, "priority", "-1000"},
         BadCase{"many_drafts",
                 [](G& g) {
                   g.set_speculative("lookup");

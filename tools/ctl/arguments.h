@@ -54,6 +54,8 @@ struct Arguments {
   uint32_t credit = 0;
   std::string speculative;
   uint32_t draft_tokens = 0;
+  int32_t priority = 0;
+  std::optional<double> deadline_s;
   bool stats = false;
 
   bool json() const { return output == "json"; }

@@ -1,8 +1,10 @@
 // weftctl generate: one prompt, its answer as it comes.
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <limits>
 
 #include "proto/vocab/units.h"
 #include "tools/client/client.h"
@@ -67,6 +69,14 @@ Result<wire::GenerateRequest> request_of(Context& context) {
   request.set_credit(a.credit);
   request.set_speculative(a.speculative);
   request.set_draft_tokens(a.draft_tokens);
+  request.set_priority(a.priority);
+  if (a.deadline_s) {
+    const double ms = std::ceil(*a.deadline_s * 1e3);
+    if (!(ms >= 1 && ms <= std::numeric_limits<uint32_t>::max())) {
+      return error(ErrorCode::kInvalidArgument, "must be above 0 and below 50 days", "--deadline");
+    }
+    request.set_deadline_ms(static_cast<uint32_t>(ms));
+  }
   return request;
 }
 

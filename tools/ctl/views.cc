@@ -280,12 +280,14 @@ std::string requests_view(const wire::RequestsReply& reply, const Terminal& term
                {"prefill"},
                {"decode"},
                {"index"},
+               {"priority", true},
                {"age", true}});
   for (const auto& request : reply.requests()) {
     table.add({std::to_string(request.request()), state_cell(request.state()), count(request.prompt_tokens()),
                count(request.cached_tokens()), count(request.computed_tokens()),
                count(request.completion_tokens()) + "/" + count(request.max_tokens()), request.prefill(),
-               request.decode(), request.index(), human_time(request.age_ns())});
+               request.decode(), request.index(), std::to_string(request.priority()),
+               human_time(request.age_ns())});
   }
   return table.text(terminal);
 }
