@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <functional>
 #include <set>
 
 #include "proto/worker.pb.h"
@@ -129,6 +130,71 @@ TEST(Load, MoreThanThePoolHoldsWaitsAndIsServed) {
   EXPECT_EQ(served + refused, 30);
   EXPECT_GE(served, 11);
   EXPECT_GT(refused, 0);
+}
+
+wire::RequestStatus status_of(Daemon& daemon, uint64_t id) {
+  wire::ControlRequest list;
+  list.mutable_requests();
+  const auto reply = daemon.control(list);
+  for (const auto& status : reply.requests().requests()) {
+    if (status.request() == id) return status;
+  }
+  return {};
+}
+
+// The next reply to `tag` that is wanted.
+wire::ClientReply await(client::Client& client, uint64_t tag,
+                        const std::function<bool(const wire::ClientReply&)>& wanted) {
+  for (;;) {
+    auto reply = client.next(tag, kPatience);
+    if (!reply) ADD_FAILURE() << reply.error().text();
+    if (!reply || wanted(*reply)) return reply ? *reply : wire::ClientReply{};
+  }
+}
+
+// Short requests are read, answered and done while a prompt of 60,000 tokens before them is still being read.
+TEST(Load, ShortRequestsPassALongPrompt) {
+  Daemon daemon(
+      {"--workers", "2", "--max-step-rows", "64", "--pool-tokens", "131072", "--max-context", "100000"});
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  wire::GenerateRequest big;
+  for (uint32_t i = 0; i < 60000; ++i) big.mutable_tokens()->add_ids(i * 7 % 250);
+  big.set_max_tokens(1);
+  const uint64_t tag = client.start(big).value();
+  const uint64_t id =
+      await(client, tag, [](const auto& reply) { return reply.has_accepted(); }).accepted().request();
+  await(client, tag, [](const auto& reply) { return reply.has_progress(); });
+  for (int i = 0; i < 5; ++i) {
+    const Answer answer =
+        run_request(client, text_request(prompt_with_fact(300, "Vega-" + std::to_string(i), "20586"), 4));
+    ASSERT_FALSE(answer.failure.has_value()) << answer.failure->text();
+    EXPECT_EQ(answer.finished.reason(), "length");
+  }
+  EXPECT_EQ(status_of(daemon, id).state(), "prefill");
+  ASSERT_TRUE(client.send_cancel(id).has_value());
+  await(client, tag, [](const auto& reply) { return reply.has_finished(); });
+}
+
+TEST(Load, WhatIsLateEndsWithATypedErrorAndGivesEverythingBack) {
+  Daemon daemon({"--workers", "2", "--pool-tokens", "65536"});
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  auto request = text_request(prompt_with_fact(700, "Vega-9", "20586"), 60000);
+  request.set_deadline_ms(200);
+  request.set_priority(3);
+  const uint64_t tag = client.start(request).value();
+  const uint64_t id =
+      await(client, tag, [](const auto& reply) { return reply.has_accepted(); }).accepted().request();
+  EXPECT_EQ(status_of(daemon, id).priority(), 3);
+  const auto end = await(client, tag, [](const auto& reply) { return reply.has_finished(); }).finished();
+  EXPECT_EQ(end.reason(), "error");
+  EXPECT_EQ(end.error().code(), wire::ERROR_DEADLINE_EXCEEDED);
+  EXPECT_EQ(end.error().field(), "deadline_ms");
+  EXPECT_TRUE(wait_until([&] {
+    const auto status = daemon.status();
+    return status.pools(0).entries().used() == 0 && status.pools(0).entries().in_flight() == 0;
+  }));
 }
 
 }  // namespace
