@@ -7,19 +7,16 @@
 #include <cstdio>
 #include <fstream>
 
-#include "proto/convert.h"
 #include "proto/vocab/units.h"
 #include "proto/worker.pb.h"
 #include "tests/bench/ceilings.h"
 #include "tests/bench/daemon_process.h"
 #include "tests/bench/model_work.h"
-#include "tools/demo/source_text.h"
+#include "tests/bench/served_request.h"
 #include "worker/comm/routes.h"
 
 namespace weft::bench {
 namespace {
-
-constexpr Duration kRequest = std::chrono::seconds(600);
 
 struct Setup {
   const char* name;
@@ -40,13 +37,10 @@ std::string devices(const Setup& setup, const CorePair& cores) {
   return setup.threads == 2 && cores.distinct() ? first + "-" + second : first;
 }
 
-// One request and what it cost.
-struct Served {
-  wire::Trace trace;
-  std::vector<uint32_t> tokens;
+// What else a request cost.
+struct Timed : Served {
   double busy = 0;  // CPU time of the daemon that served it / wall
   double idle = 0;  // CPU time of all others / wall
-  double wall = 0;
 };
 
 class Serving {
@@ -67,9 +61,10 @@ class Serving {
     bool look_up = false;  // drafts
   };
   int64_t longest_prompt(size_t setup) const;
-  std::vector<uint32_t> prompt(int64_t tokens);
-  Result<Served> serve(const Ask& ask, const std::vector<uint32_t>& prompt);
-  void report_prefill(const std::vector<std::vector<Served>>& rounds);
+  std::vector<uint32_t> prompt(int64_t tokens) { return made_prompt(++seed_, tokens); }
+  Result<Timed> serve(const Ask& ask, const std::vector<uint32_t>& prompt);
+  Result<void> prefill(int64_t tokens);
+  void report_prefill(int64_t tokens, const std::vector<std::vector<Timed>>& rounds);
   Result<void> decode_after(int64_t context, int64_t tokens);
   Result<int64_t> exchanges_of(const Ask& ask, const std::vector<uint32_t>& prompt);
 
@@ -83,7 +78,7 @@ class Serving {
 };
 
 int64_t Serving::longest_prompt(size_t setup) const {
-  int64_t longest = settings_.prompt;
+  int64_t longest = *std::max_element(settings_.prompts.begin(), settings_.prompts.end());
   if (setup == kTwoWorkers) {
     for (int64_t context : settings_.contexts) longest = std::max(longest, context);
   }
@@ -111,101 +106,78 @@ Result<void> Serving::start() {
   return {};
 }
 
-// Text of one token per byte that no other call returns.
-std::vector<uint32_t> Serving::prompt(int64_t tokens) {
-  const std::string text = demo::made_text(++seed_, static_cast<size_t>(tokens));
-  std::vector<uint32_t> out;
-  for (int64_t i = 0; i < tokens; ++i) out.push_back(static_cast<uint8_t>(text[static_cast<size_t>(i)]));
-  return out;
-}
-
-Result<Served> Serving::serve(const Ask& ask, const std::vector<uint32_t>& prompt) {
-  DaemonProcess& daemon = daemons_[ask.setup];
-  wire::GenerateRequest request;
-  request.mutable_tokens()->mutable_ids()->Add(prompt.begin(), prompt.end());
-  request.set_max_tokens(static_cast<uint32_t>(ask.tokens));
-  request.set_ignore_eos(true);
-  request.set_no_prefix_cache(true);
+Result<Timed> Serving::serve(const Ask& ask, const std::vector<uint32_t>& prompt) {
+  wire::GenerateRequest request = cold_request(prompt, ask.tokens);
   request.set_prefill("zigzag");
   request.set_decode(ask.decode);
-  request.set_speculative(ask.look_up ? "lookup" : "off");
-  if (ask.look_up) request.set_draft_tokens(kDraftTokens);
-
-  Served served;
-  client::StreamHandlers handlers;
-  handlers.token = [&](const wire::TokenEvent& token) { served.tokens.push_back(token.token()); };
+  if (ask.look_up) {
+    request.set_speculative("lookup");
+    request.set_draft_tokens(kDraftTokens);
+  }
+  Timed timed;
   std::vector<double> before;
   for (const DaemonProcess& each : daemons_) before.push_back(each.cpu_seconds());
   const double begin = wall_seconds();
-  auto finished = daemon.client().generate(request, handlers, kRequest);
-  served.wall = wall_seconds() - begin;
-  if (!finished) return daemon.explain(finished.error());
+  TRY(static_cast<Served&>(timed), bench::serve(daemons_[ask.setup], request));
+  const double wall = wall_seconds() - begin;
   for (size_t i = 0; i < daemons_.size(); ++i) {
-    (i == ask.setup ? served.busy : served.idle) += (daemons_[i].cpu_seconds() - before[i]) / served.wall;
+    (i == ask.setup ? timed.busy : timed.idle) += (daemons_[i].cpu_seconds() - before[i]) / wall;
   }
-  if (finished->reason() == "error") return daemon.explain(from_wire(finished->error()));
-  served.trace = finished->trace();
-  const bool as_asked = finished->usage().prompt_tokens() == prompt.size() &&
-                        finished->usage().cached_tokens() == 0 && served.trace.prefill() == "zigzag" &&
-                        served.trace.decode() == ask.decode &&
-                        static_cast<int64_t>(served.tokens.size()) == ask.tokens;
-  if (!as_asked) {
-    return daemon.explain(
-        error(ErrorCode::kInternal, "not served as asked: " + finished->ShortDebugString()));
-  }
-  return served;
+  return timed;
 }
 
-Result<void> must_agree(const Served& a, const Served& b, const std::string& what) {
-  if (a.tokens == b.tokens) return {};
-  return error(ErrorCode::kInternal, what + " gave other tokens than the first configuration");
-}
-
-std::vector<double> each(const std::vector<Served>& rounds, double (*value)(const Served&)) {
+std::vector<double> each(const std::vector<Timed>& rounds, double (*value)(const Timed&)) {
   std::vector<double> out;
-  for (const Served& served : rounds) out.push_back(value(served));
+  for (const Timed& served : rounds) out.push_back(value(served));
   return out;
 }
 
 Result<void> Serving::prefill() {
-  std::vector<std::vector<Served>> rounds(kSetupCount);
+  for (int64_t tokens : settings_.prompts) TRY_VOID(prefill(tokens));
+  return {};
+}
+
+Result<void> Serving::prefill(int64_t tokens) {
+  std::vector<std::vector<Timed>> rounds(kSetupCount);
   for (int round = -1; round < settings_.rounds; ++round) {  // the first only warms up
-    std::fprintf(stderr, "prefill: round %d of %d\n", round + 1, settings_.rounds);
-    const std::vector<uint32_t> text = prompt(settings_.prompt);
-    std::optional<Served> first;
+    std::fprintf(stderr, "prefill of %lld tokens: round %d of %d\n", static_cast<long long>(tokens),
+                 round + 1, settings_.rounds);
+    const std::vector<uint32_t> text = prompt(tokens);
+    std::optional<Timed> first;
     for (size_t i = 0; i < kSetupCount; ++i) {
-      TRY(Served served, serve({.setup = i}, text));
+      TRY(Timed served, serve({.setup = i}, text));
       if (!first) first = served;
       TRY_VOID(must_agree(*first, served, kSetups[i].name));
       if (round >= 0) rounds[i].push_back(std::move(served));
     }
   }
-  report_prefill(rounds);
+  report_prefill(tokens, rounds);
   return {};
 }
 
-void Serving::report_prefill(const std::vector<std::vector<Served>>& rounds) {
-  const double work = prefill_work(config_, settings_.prompt).operations;
-  const auto tokens = static_cast<double>(settings_.prompt);
+void Serving::report_prefill(int64_t tokens, const std::vector<std::vector<Timed>>& rounds) {
+  const double work = prefill_work(config_, tokens).operations;
+  const auto count = static_cast<double>(tokens);
+  const std::string size = ", " + std::to_string(tokens) + " tokens";
   std::vector<std::vector<double>> rates;
   for (size_t i = 0; i < kSetupCount; ++i) {
     const int threads = kSetups[i].workers * kSetups[i].threads;
     std::vector<double> rate;
-    for (const Served& served : rounds[i]) {
-      rate.push_back(tokens * 1e9 / static_cast<double>(served.trace.prefill_ns()));
+    for (const Timed& served : rounds[i]) {
+      rate.push_back(count * 1e9 / static_cast<double>(served.trace.prefill_ns()));
     }
-    const double ceiling = tokens / (work / (ceilings_.fma[threads] * 1e9));
+    const double ceiling = count / (work / (ceilings_.fma[threads] * 1e9));
     report_.add({.group = "prefill",
-                 .name = std::string(kSetups[i].name) + ", " + std::to_string(settings_.prompt) + " tokens",
+                 .name = kSetups[i].name + size,
                  .unit = "tokens/s",
                  .summary = summarize(rate),
                  .ceiling = Ceiling{"its arithmetic at the FMA loop", ceiling}});
     rates.push_back(std::move(rate));
   }
   const Ceiling two{"FMA loop, 2 threads / 1 thread", ceilings_.fma[2] / ceilings_.fma[1]};
-  const auto ratio = [&](const char* name, size_t a, size_t b, std::optional<Ceiling> ceiling) {
+  const auto ratio = [&](const std::string& name, size_t a, size_t b, std::optional<Ceiling> ceiling) {
     report_.add({.group = "prefill",
-                 .name = name,
+                 .name = name + size,
                  .unit = "x",
                  .summary = summarize(ratios(rates[a], rates[b])),
                  .ceiling = std::move(ceiling)});
@@ -217,19 +189,19 @@ void Serving::report_prefill(const std::vector<std::vector<Served>>& rounds) {
   std::vector<double> idle;
   for (size_t i = 0; i < kSetupCount; ++i) {
     const int threads = kSetups[i].workers * kSetups[i].threads;
-    const Summary busy = summarize(each(rounds[i], [](const Served& s) { return s.busy; }));
+    const Summary busy = summarize(each(rounds[i], [](const Timed& s) { return s.busy; }));
     // One thread waits for nobody: what it did not get, somebody else had. Tiny prompts are all overhead.
     const bool disturbed = threads == 1 && !settings_.quick && busy.median < 0.95;
     report_.add({.group = "prefill",
-                 .name = std::string("cores kept busy by ") + kSetups[i].name,
+                 .name = std::string("cores kept busy by ") + kSetups[i].name + size,
                  .unit = "cores",
                  .summary = busy,
                  .ceiling = Ceiling{"threads", static_cast<double>(threads)},
                  .note = disturbed ? "THE MACHINE WAS NOT IDLE: do not use this run" : ""});
-    for (const Served& served : rounds[i]) idle.push_back(served.idle);
+    for (const Timed& served : rounds[i]) idle.push_back(served.idle);
   }
   report_.add({.group = "prefill",
-               .name = "cores kept busy by the two daemons that wait",
+               .name = "cores kept busy by the two daemons that wait" + size,
                .unit = "cores",
                .summary = summarize(idle),
                .note = "0: idle workers sleep"});
@@ -273,16 +245,16 @@ Result<void> Serving::decode_after(int64_t context, int64_t tokens) {
     std::fprintf(stderr, "decode after %lld tokens: round %d of %d\n", static_cast<long long>(context),
                  round + 1, settings_.rounds);
     const std::vector<uint32_t> text = prompt(context);
-    std::optional<Served> first;
+    std::optional<Timed> first;
     for (size_t i = 0; i < kCount; ++i) {
-      TRY(Served served, serve({kTwoWorkers, kGroupings[i], tokens}, text));
+      TRY(Timed served, serve({kTwoWorkers, kGroupings[i], tokens}, text));
       if (!first) first = served;
       TRY_VOID(must_agree(*first, served, kGroupings[i]));
       step_ms[i].push_back(static_cast<double>(served.trace.decode_ns()) * 1e-6 /
                            static_cast<double>(served.trace.decode_steps()));
     }
     // The recall model quotes its prompt, which is what look-up is for.
-    TRY(const Served drafted, serve({kTwoWorkers, kGroupings[0], tokens, true}, text));
+    TRY(const Timed drafted, serve({kTwoWorkers, kGroupings[0], tokens, true}, text));
     TRY_VOID(must_agree(*first, drafted, "look-up"));
     drafted_gain.push_back(static_cast<double>(first->trace.decode_ns()) /
                            static_cast<double>(drafted.trace.decode_ns()));

@@ -11,7 +11,7 @@ namespace weft::bench {
 struct Settings {
   bool quick = false;
   int rounds = 7;
-  int64_t prompt = 8192;                          // tokens of a prefill request
+  std::vector<int64_t> prompts = {8192, 32768};   // tokens of a prefill request
   std::vector<int64_t> contexts = {8192, 32768};  // tokens before a decode
   int64_t decode_tokens = 64;
   int64_t block_tokens = 64;

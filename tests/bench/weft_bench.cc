@@ -10,6 +10,7 @@
 #include "tests/bench/guard.h"
 #include "tests/bench/kernel_figures.h"
 #include "tests/bench/machine.h"
+#include "tests/bench/mechanisms_measure.h"
 #include "tests/bench/serving_measure.h"
 #include "tests/bench/settings.h"
 #include "worker/spin.h"
@@ -112,6 +113,11 @@ int run(const Settings& settings, const CorePair& cores, const std::string& fold
       return fail(done.error(), 1);
     }
   }
+  if (settings.wants("mechanisms")) {
+    if (auto done = measure_mechanisms(settings, {folder, cores}, report); !done) {
+      return fail(done.error(), 1);
+    }
+  }
   measure_drift(settings, ceilings, report);
   if (!settings.json.empty()) {
     if (auto written = report.write_json(settings.json); !written) return fail(written.error(), 1);
@@ -131,8 +137,9 @@ std::optional<int> parse(int argc, char** argv, Settings& settings) {
                      ->type_name("N")
                      ->check(between(int64_t{1}, int64_t{1000}))
                      ->capture_default_str();
-  auto* prompt = app.add_option("--prompt", settings.prompt, "tokens of a prefill request")
-                     ->type_name("N")
+  auto* prompt = app.add_option("--prompt", settings.prompts, "tokens of prefill requests, comma separated")
+                     ->type_name("LIST")
+                     ->delimiter(',')
                      ->check(between(int64_t{64}, int64_t{1} << 19))
                      ->capture_default_str();
   auto* contexts = app.add_option("--contexts", settings.contexts, "tokens before decoding, comma separated")
@@ -150,7 +157,7 @@ std::optional<int> parse(int argc, char** argv, Settings& settings) {
   app.add_option("--only", settings.sections, "parts to measure, comma separated; ceilings always run")
       ->type_name("LIST")
       ->delimiter(',')
-      ->check(command_line::one_of({"collectives", "kernels", "prefill", "decode"}));
+      ->check(command_line::one_of({"collectives", "kernels", "prefill", "decode", "mechanisms"}));
   app.add_option("--json", settings.json, "write all figures to this file, too")->type_name("FILE");
   const auto asked = command_line::parse_words(app, {argv + 1, argv + argc});
   if (!asked) return fail(asked.error(), 2);
@@ -160,7 +167,7 @@ std::optional<int> parse(int argc, char** argv, Settings& settings) {
   }
   if (settings.quick) {
     if (rounds->count() == 0) settings.rounds = 2;
-    if (prompt->count() == 0) settings.prompt = 1024;
+    if (prompt->count() == 0) settings.prompts = {1024};
     if (contexts->count() == 0) settings.contexts = {512};
     if (decode->count() == 0) settings.decode_tokens = 8;
   }
