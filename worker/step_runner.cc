@@ -110,11 +110,13 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
     embed(step, step.tokens[static_cast<size_t>(i)], step.x.data() + i * step.config.hidden);
   }
   state_->attention.begin_step();
+  step.ended(Stage::kInputs);
   for (int64_t layer = 0; layer < step.config.main_layers(); ++layer) {
     progress.layer.store(static_cast<uint32_t>(layer), std::memory_order_relaxed);
     progress.heartbeat.fetch_add(1, std::memory_order_relaxed);
     TRY_VOID(state_->attention.run(layer));
     TRY_VOID(state_->feed_forward.run(layer));
+    step.ended(Stage::kFeedForward);
   }
   TRY_VOID(state_->head.run(plan, result));
   const int64_t exchanges = step.layout.exchange_count(step.config);
@@ -122,6 +124,7 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
     progress.layer.store(static_cast<uint32_t>(step.config.main_layers()), std::memory_order_relaxed);
     TRY_VOID(state_->draft.run(plan, result));
   }
+  step.ended(Stage::kHead);
 
   for (size_t span = 0; span < step.crossed.size(); ++span) {
     if (step.crossed[span] == kv::CrossedBytes{}) continue;

@@ -20,6 +20,21 @@
 
 namespace weft::worker {
 
+// The parts of a step, in order; from kProject to kFeedForward once for each layer of the model.
+enum class Stage : uint8_t {
+  kInputs,         // views, tokens, angles, embeddings
+  kProject,        // queries, entries and index projections; entries are written
+  kEntries,        // exchange point kEntries
+  kChoose,         // index scores and selection
+  kAttend,         // partials over own entries
+  kPartials,       // exchange point kPartials, and merging
+  kOutput,         // W_UV and o_proj
+  kAttentionSums,  // exchange point kAttentionSums, and the residual
+  kFeedForward,    // the other half of the layer
+  kHead,           // head and draft layer
+};
+inline constexpr int kStages = 10;
+
 struct RunnerSetup {
   const ModelConfig* config = nullptr;
   const ModelWeights* weights = nullptr;
@@ -36,6 +51,8 @@ struct RunnerSetup {
   // Tests: the same of the draft layer; `position` is the lead row's.
   std::function<void(uint64_t request, int64_t position, int64_t round, std::span<const float> logits)>
       on_guess;
+  // Benchmarks: called when a part ends.
+  std::function<void(Stage)> on_stage;
 };
 
 // The outbox that the exchange points of a step of `max_step_rows` rows need, for any plan.

@@ -296,22 +296,29 @@ Result<void> AttentionPhase::run(int64_t layer) {
   const Indexer indexer = state.config.layers[static_cast<size_t>(layer)].indexer;
   const auto point = static_cast<int>(layer);
   work.ends->project(layer);
+  state.ended(Stage::kProject);
   if (state.layout.passes_entries(indexer)) {
     work.publish_queries();
     work.pass_query.publish(work.ends->whole_query());
     TRY_VOID(state.exchange.pass(ExchangePoint::kEntries, point));
   }
+  state.ended(Stage::kEntries);
   work.ends->choose(layer);
+  state.ended(Stage::kChoose);
   work.attend_wide(layer);
   work.attend_whole(layer);
   work.pass_query.attend(layer, work.ends->whole_query());
   work.attend_expanded(layer);
+  state.ended(Stage::kAttend);
   TRY_VOID(work.partials.exchange(
       point, [&](const SpanRoute& span) { return work.z_of(span); },
       [&] { work.pass_query.finish(work.z_whole.data()); }));
+  state.ended(Stage::kPartials);
   work.outputs(w);
+  state.ended(Stage::kOutput);
   if (state.layout.passes_sums()) TRY_VOID(state.exchange.pass(ExchangePoint::kAttentionSums, point));
   work.share(w);
+  state.ended(Stage::kAttentionSums);
   return {};
 }
 

@@ -93,6 +93,9 @@ struct StepState {
         rank, rank_count);
   }
   const SpanRoute& span_of(const HomeRow& row) const { return layout.spans()[static_cast<size_t>(row.span)]; }
+  void ended(Stage stage) const {
+    if (setup.on_stage) setup.on_stage(stage);
+  }
   void count(int span, kv::CrossKind kind, int64_t bytes) {
     crossed[static_cast<size_t>(span)][kind] += bytes;
   }

@@ -258,4 +258,22 @@ WeightPlan plan_weights(const ModelConfig& config, DType dtype, ModelWeights& we
   return plan;
 }
 
+void set_views(const WeightPlan& plan, const std::byte* arena) {
+  for (const WeightPlace& place : plan.places) {
+    const std::byte* data = arena + place.offset;
+    if (auto* const* matrix = std::get_if<kernels::PackedMatrix*>(&place.view)) {
+      **matrix = {.dtype = place.dtype,
+                  .groups = place.groups,
+                  .group_outputs = place.outputs,
+                  .k = place.k,
+                  .data = data,
+                  .format = place.format};
+    } else if (auto* const* vector = std::get_if<const float**>(&place.view)) {
+      **vector = reinterpret_cast<const float*>(data);
+    } else {
+      **std::get_if<const std::byte**>(&place.view) = data;
+    }
+  }
+}
+
 }  // namespace weft::worker

@@ -52,6 +52,8 @@ struct WeightPlan {
 
 // `weights` is resized and its addresses go into the places: it must outlive the plan and stay where it is.
 WeightPlan plan_weights(const ModelConfig& config, DType dtype, ModelWeights& weights);
+// Points the views at their places in the arena.
+void set_views(const WeightPlan& plan, const std::byte* arena);
 
 inline constexpr int64_t kWeightAlignment = 64;
 inline constexpr int64_t kDirectoryHeaderBytes = 64;

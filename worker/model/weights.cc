@@ -302,20 +302,8 @@ Result<ModelWeights> view_weights(const ModelConfig& config, DType dtype, const 
     if (directory.seal(i) == 0) {
       return error(ErrorCode::kFailedPrecondition, "is not packed yet", place.source.name);
     }
-    const std::byte* data = arena + place.offset;
-    if (auto* const* matrix = std::get_if<kernels::PackedMatrix*>(&place.view)) {
-      **matrix = {.dtype = place.dtype,
-                  .groups = place.groups,
-                  .group_outputs = place.outputs,
-                  .k = place.k,
-                  .data = data,
-                  .format = place.format};
-    } else if (auto* const* vector = std::get_if<const float**>(&place.view)) {
-      **vector = reinterpret_cast<const float*>(data);
-    } else {
-      **std::get_if<const std::byte**>(&place.view) = data;
-    }
   }
+  set_views(plan, arena);
   return weights;
 }
 
