@@ -67,7 +67,9 @@ struct Attention {
   int64_t query_stride = 0;              // elements, ≥ shape.key
   std::span<const AttentionRow> rows;    // entry counts and skipped ones ascending
   const void* const* entries = nullptr;  // as many as the last row reads
-  float scale_log2 = 0;                  // α · log2 e
+  // What the thread will read next in another call: the first of them are fetched while this one ends.
+  std::span<const void* const> next = {};
+  float scale_log2 = 0;  // α · log2 e
 };
 // Single-threaded; callers spread rows, shards and heads. Rows that share most of their entries are several
 // times faster in one call once they have 32 heads together.

@@ -107,6 +107,8 @@ class QueryBlock {
     group_ = decoded_;
   }
 
+  using Upcoming = std::span<const void* const>;
+
   // Entries of a group, counted from its first, that a query reads.
   struct Part {
     int64_t begin, end;
@@ -143,19 +145,21 @@ class QueryBlock {
 
   // The entries are scattered over the cache, so the next group's are fetched while this one is computed.
   void score_group(int64_t active, int64_t end, int64_t begin, int64_t count) {
-    const int64_t total = counts_[queries_ - 1];
-    const int64_t upcoming = std::clamp<int64_t>(total - begin - count, 0, kGroupEntries);
+    const int64_t left = counts_[queries_ - 1] - begin - count;
+    Upcoming upcoming{p_.entries + begin + count, static_cast<size_t>(left)};
+    if (left == 0) upcoming = p_.next;
+    upcoming = upcoming.first(std::min<size_t>(upcoming.size(), kGroupEntries));
     if (columns_wanted_ && end - active >= column_queries(p_.dtype)) {
-      score_columns(active, end, begin, count, upcoming);
+      score_columns(active, end, count, upcoming);
     } else {
-      score_strips(active, end, begin, count, upcoming);
+      score_strips(active, end, count, upcoming);
     }
   }
 
-  void score_columns(int64_t active, int64_t end, int64_t begin, int64_t count, int64_t upcoming) {
+  void score_columns(int64_t active, int64_t end, int64_t count, Upcoming upcoming) {
     const int64_t words = key_bytes_ / 4;
     transpose_words(group_, count, words, columns_);
-    for (int64_t u = 0; u < upcoming; ++u) prefetch(p_.entries[begin + count + u], entry_bytes_);
+    for (const void* entry : upcoming) prefetch(entry, entry_bytes_);
     column_dots_({.queries = query_rows_.at(active),
                   .query_count = end - active,
                   .columns = columns_,
@@ -165,15 +169,15 @@ class QueryBlock {
                   .out = scores_ + active * kGroupEntries});
   }
 
-  void score_strips(int64_t active, int64_t end, int64_t begin, int64_t count, int64_t upcoming) {
+  void score_strips(int64_t active, int64_t end, int64_t count, Upcoming upcoming) {
     const int64_t block = std::clamp<int64_t>(kEntryBlockBytes / key_bytes_ / 16 * 16, 16, kGroupEntries);
     const int64_t strips = (end - active + kStripQueries - 1) / kStripQueries * ((count + block - 1) / block);
     int64_t strip = 0, fetched = 0;  // fetching is spread evenly over the strips
     for (int64_t u = 0; u < count; ++u) key_rows_.set(u, group_[u]);
     for (int64_t u = 0; u < count; u += block) {
       for (int64_t q = active; q < end; q += kStripQueries) {
-        for (++strip; fetched < upcoming * strip / strips; ++fetched) {
-          prefetch(p_.entries[begin + count + fetched], entry_bytes_);
+        for (++strip; fetched < std::ssize(upcoming) * strip / strips; ++fetched) {
+          prefetch(upcoming[static_cast<size_t>(fetched)], entry_bytes_);
         }
         strip_dots_({.queries = query_rows_.at(q),
                      .query_count = std::min(kStripQueries, end - q),

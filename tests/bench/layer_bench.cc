@@ -104,7 +104,7 @@ void print_orders(const Options& options, const LayerShape& shape, const CacheFo
     int64_t heads;
   };
   for (const Case& one :
-       {Case{"tp", 1, shape.heads / 2}, Case{"dcp(2)", 2, shape.heads}, Case{"dp", 1, shape.heads}}) {
+       {Case{"tp", 1, shape.heads / 2}, Case{"dcp(2)", 2, shape.heads / 2}, Case{"dp", 1, shape.heads}}) {
     const OrderTime time = measure_order(shape, cache, one.c, one.heads, options.rounds, repeats);
     const Summary canonical = summarize(time.canonical), free = summarize(time.free);
     const Summary ratio = summarize(ratios(time.canonical, time.free));

@@ -25,7 +25,7 @@ using Entries = std::vector<const void*>;
 class Problem {
  public:
   Problem(const LayerShape& shape, const CacheFormat& cache, int c, int64_t heads)
-      : heads_(heads), latent_(shape.latent), words_(kernels::partial_words(shape.latent)) {
+      : members_(c), heads_(heads), latent_(shape.latent), words_(kernels::partial_words(shape.latent)) {
     worker::ModelConfig config;
     config.latent = shape.latent, config.rope = shape.rope;
     const kernels::EntryFormat format = config.entry_format(cache.entries);
@@ -34,8 +34,7 @@ class Problem {
     call_.fp8 = format.fp8;
     call_.heads = heads;
     call_.query_stride = config.key_width();
-    call_.scale_log2 =
-        std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(shape.nope + shape.rope));
+    call_.scale_log2 = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(shape.nope + shape.rope));
     SplitMix64 random(3);
     const auto centred = [&] { return static_cast<float>(2 * random.uniform() - 1); };
     entries_.resize(static_cast<size_t>(shape.context * format.bytes()));
@@ -62,17 +61,22 @@ class Problem {
   }
 
   void canonical(size_t row) {
-    for (size_t shard = 0; shard < kv::kShards; ++shard) {
-      attend(rows_[row][shard], partials_.data() + static_cast<int64_t>(shard) * heads_ * words_);
+    for (int member = 0; member < members_; ++member) {
+      for (size_t shard = 0; shard < kv::kShards; ++shard) {
+        attend(rows_[row][shard], after(row, member, shard),
+               partials_.data() + static_cast<int64_t>(shard) * heads_ * words_);
+      }
+      for (int64_t head = 0; head < heads_; ++head) {
+        kernels::merge_partials(partials_.data() + head * words_, kv::kShards, heads_ * words_, latent_);
+      }
+      finish(canonical_out_);
     }
-    for (int64_t head = 0; head < heads_; ++head) {
-      kernels::merge_partials(partials_.data() + head * words_, kv::kShards, heads_ * words_, latent_);
-    }
-    finish(canonical_out_);
   }
   void free(size_t row) {
-    attend(all_[row], partials_.data());
-    finish(free_out_);
+    for (int member = 0; member < members_; ++member) {
+      attend(all_[row], all_[member + 1 == members_ ? (row + 1) % kRows : row], partials_.data());
+      finish(free_out_);
+    }
   }
   // Equal but for rounding, else one of them did other work.
   void check() {
@@ -98,10 +102,18 @@ class Problem {
     }
     return chosen;
   }
-  void attend(const Entries& list, float* partials) {
+  // What the call after a shard's reads: the next shard that is not empty.
+  const Entries& after(size_t row, int member, size_t shard) const {
+    for (++shard; shard < kv::kShards; ++shard) {
+      if (!rows_[row][shard].empty()) return rows_[row][shard];
+    }
+    return rows_[member + 1 == members_ ? (row + 1) % kRows : row][0];
+  }
+  void attend(const Entries& list, const Entries& next, float* partials) {
     const kernels::AttentionRow row{query_.data(), std::ssize(list), partials};
     call_.rows = {&row, 1};
     call_.entries = list.data();
+    call_.next = next;
     kernels::attend(call_);
   }
   void finish(std::vector<float>& out) {
@@ -110,6 +122,7 @@ class Problem {
     }
   }
 
+  const int members_;
   const int64_t heads_, latent_, words_;
   kernels::Attention call_;
   std::vector<std::byte> entries_, query_;
@@ -133,7 +146,7 @@ OrderTime measure_order(const LayerShape& shape, const CacheFormat& cache, int c
   };
   OrderTime time;
   char what[96];
-  std::snprintf(what, sizeof what, "%lld heads, %.0f entries in %d shards, %s", (long long)heads,
+  std::snprintf(what, sizeof what, "%lld heads, %.0f entries in %d shards, %s", (long long)(heads * c),
                 problem.mean_entries(), kv::kShards / c, cache_dtype_name(cache.entries));
   time.what = what;
   for (int round = 0; round < rounds; ++round) {

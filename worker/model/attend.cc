@@ -182,7 +182,21 @@ class SpanJobs {
   // partials[job][shard], shard_words_ apart.
   void attend_shards(std::span<const AttendJob> jobs, const RowEntries* rows, float* partials) {
     const auto calls = attend_calls(state_, jobs);
-    state_.parallel.run(std::ssize(calls) * kv::kShards, [&](int64_t task, int) {
+    const int64_t tasks = std::ssize(calls) * kv::kShards;
+    const auto last_row = [&](int64_t task) -> const RowEntries& {
+      return rows[&calls[static_cast<size_t>(task / kv::kShards)].back() - jobs.data()];
+    };
+    // Tasks are handed out one by one, so this thread's next one is about that many further.
+    const auto next_of = [&](int64_t task) -> std::span<const void* const> {
+      for (task += state_.parallel.thread_count(); task < tasks; ++task) {
+        const auto shard = static_cast<size_t>(task % kv::kShards);
+        const RowEntries& row = last_row(task);
+        const int64_t count = row.count[shard] - row.skipped[shard];
+        if (count > 0) return {row.list[shard] + row.skipped[shard], static_cast<size_t>(count)};
+      }
+      return {};
+    };
+    state_.parallel.run(tasks, [&](int64_t task, int) {
       const std::span<const AttendJob> call = calls[static_cast<size_t>(task / kv::kShards)];
       const auto shard = static_cast<size_t>(task % kv::kShards);
       const int64_t first = call.data() - jobs.data();
@@ -193,7 +207,7 @@ class SpanJobs {
                         partials + ((first + i) * kv::kShards + static_cast<int64_t>(shard)) * shard_words_,
                         rows[first + i].skipped[shard]});
       }
-      attend_rows(state_, call.front().heads, list, rows[first + std::ssize(call) - 1].list[shard]);
+      attend_rows(state_, call.front().heads, list, last_row(task).list[shard], next_of(task));
     });
   }
 
@@ -255,7 +269,7 @@ std::vector<std::span<const AttendJob>> attend_calls(const StepState& state,
 }
 
 void attend_rows(const StepState& state, int64_t heads, std::span<const kernels::AttentionRow> rows,
-                 const void* const* entries) {
+                 const void* const* entries, std::span<const void* const> next) {
   const ModelConfig& config = state.config;
   const kernels::EntryFormat format = config.entry_format(state.setup.cache.entries);
   kernels::attend({.dtype = format.dtype,
@@ -265,6 +279,7 @@ void attend_rows(const StepState& state, int64_t heads, std::span<const kernels:
                    .query_stride = config.key_width(),
                    .rows = rows,
                    .entries = entries,
+                   .next = next,
                    .scale_log2 = config.scale * std::numbers::log2e_v<float>});
 }
 

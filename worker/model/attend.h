@@ -40,8 +40,8 @@ bool is_dense(const StepState& state, const AttendJob& job);
 // Jobs of one span and part, cut into kernel calls: consecutive dense jobs of as many heads go together, for
 // the later row's list begins with the earlier one's, so that they share the reading of entries.
 std::vector<std::span<const AttendJob>> attend_calls(const StepState& state, std::span<const AttendJob> jobs);
-// One such call over the entries of one shard.
+// One such call over the entries of one shard; `next`: what the same thread will probably read after it.
 void attend_rows(const StepState& state, int64_t heads, std::span<const kernels::AttentionRow> rows,
-                 const void* const* entries);
+                 const void* const* entries, std::span<const void* const> next = {});
 
 }  // namespace weft::worker
