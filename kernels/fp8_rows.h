@@ -12,6 +12,8 @@ namespace weft::kernels {
 void encode_e4m3(const float* in, int64_t count, float scale, uint8_t* out);
 // out[i] = in[i] · scale as bf16, for a scale that is a power of two from 2^−100 to 2^119: exact.
 void decode_e4m3(const uint8_t* in, int64_t count, float scale, uint16_t* out);
+// The same; only where have_byte_permutes() (kernels/cpu/dispatch.h).
+void decode_e4m3_avx512vbmi(const uint8_t* in, int64_t count, float scale, uint16_t* out);
 
 // The largest magnitude of the finite values; 0 where there are none.
 float finite_max(const float* in, int64_t count);

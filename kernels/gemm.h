@@ -19,9 +19,9 @@
 // k are views. Quantised panels do not depend on the type of x:
 //   kFp8: [panel][⌈k/128⌉] of {scale f32 [16], codes u8 [k/4][16][k 0, 2, 1, 3]}, k padded to a multiple of 4
 //         with zeros: two pairs of bf16 come out of 32 bits without a shuffle;
-//   kFp4: [panel] of {scale f32 [16], [⌈k/64⌉] of {e4m3 [4][16], codes u8 [32][16]}}, low nibble = even k,
-//   zeros
-//         behind.
+//   kFp4: [panel] of {scale f32 [16], [⌈k/64⌉] of {block scales u8 [4][16], codes u8 [4][2][64]}}, zeros
+//         behind. For each 16 k a scale of each output, and twice 64 bytes of codes; what they are and which
+//         is where: kernels/quantised_panel.h.
 #pragma once
 
 #include <cstddef>

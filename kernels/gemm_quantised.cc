@@ -14,10 +14,10 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int64_t kStrip = 4;                          // panels decoded together
-constexpr int64_t kPieceK = 512;                       // k decoded at a time; a multiple of every record
-constexpr int64_t kPieceKOneTile = 128;                // when nothing is used twice
-constexpr int64_t kPieceBytes = kPieceK * kPanel * 4;  // of one panel
+constexpr int64_t kStrip = 4;                              // panels decoded together
+constexpr int64_t kPieceSteps = 1024;                      // decoded at a time: whole records of every kind
+constexpr int64_t kPieceKOneTile = 128;                    // when nothing is used twice
+constexpr int64_t kPieceBytes = kPieceSteps * kStepBytes;  // of one panel; all of a strip lie in L2
 
 class QuantisedPart {
  public:
@@ -32,7 +32,8 @@ class QuantisedPart {
         k_per_step_(4 / work.element_bytes) {}
 
   void run() {
-    const int64_t piece = part_.row_end - part_.row_begin <= kTileRows ? kPieceKOneTile : kPieceK;
+    const int64_t piece =
+        part_.row_end - part_.row_begin <= kTileRows ? kPieceKOneTile : kPieceSteps * k_per_step_;
     for (panel_begin_ = part_.panel_begin; panel_begin_ < part_.panel_end; panel_begin_ = panel_end_) {
       panel_end_ = std::min(panel_begin_ + kStrip, part_.panel_end);
       if (k_begin_ == k_end_) write_zeros();
@@ -93,50 +94,49 @@ class QuantisedPart {
         tile.columns[i] = work_.panels.columns(panel + i);
       }
       tile.y_stride = work_.p.y_stride;
-      by_block_ ? run_blocks(tile, row, panel) : run_piece(tile, row, panel);
+      by_block_ ? scale_blocks(tile, panel) : scale_sum(tile, panel);
+      walk(tile, row, panel);
     }
   }
 
   // kFp8: each block of k sums up from +0 and is added with its scale.
-  void run_blocks(GemmTile& tile, int64_t row, int64_t panel) {
-    for (int64_t k = piece_begin_, end = 0; k < piece_end_; k = end) {
-      end = std::min(piece_end_, (k / kFp8Block + 1) * kFp8Block);
-      for (int i = 0; i < tile.panels; ++i) {
-        tile.scales[i] = reinterpret_cast<const float*>(stored(panel + i) + layout_.record(k));
-      }
-      tile.add = k != k_begin_;
-      walk(tile, row, panel, k, end);
+  void scale_blocks(GemmTile& tile, int64_t panel) const {
+    for (int i = 0; i < tile.panels; ++i) {
+      tile.scales[i] = reinterpret_cast<const float*>(stored(panel + i) + layout_.record(piece_begin_));
     }
+    tile.add = piece_begin_ != k_begin_;
+    tile.block_steps = kFp8Block / k_per_step_;
+    tile.first_steps = (kFp8Block - piece_begin_ % kFp8Block) / k_per_step_;
+    tile.scale_stride = (layout_.record(kFp8Block) - layout_.record(0)) / static_cast<int64_t>(sizeof(float));
   }
 
   // kFp4: the sum waits in y between pieces, and is scaled when it is whole.
-  void run_piece(GemmTile& tile, int64_t row, int64_t panel) {
+  void scale_sum(GemmTile& tile, int64_t panel) const {
     tile.carry = piece_begin_ != k_begin_;
     for (int i = 0; i < tile.panels && piece_end_ == k_end_; ++i) {
       tile.scales[i] = reinterpret_cast<const float*>(stored(panel + i));
     }
-    walk(tile, row, panel, piece_begin_, piece_end_);
   }
 
-  // The accumulators of a tile over k [begin, end) of the piece.
-  void walk(GemmTile& tile, int64_t row, int64_t panel, int64_t begin, int64_t end) {
+  // The accumulators of a tile over the piece.
+  void walk(GemmTile& tile, int64_t row, int64_t panel) {
     const int64_t row_bytes = work_.p.x_stride * work_.element_bytes;
-    const char* x =
-        static_cast<const char*>(work_.p.x) + row * row_bytes + (begin - k_begin_) * work_.element_bytes;
+    const int64_t count = piece_end_ - piece_begin_;
+    const char* x = static_cast<const char*>(work_.p.x) + row * row_bytes +
+                    (piece_begin_ - k_begin_) * work_.element_bytes;
     tile.x = reinterpret_cast<const uint32_t*>(x);
     tile.x_stride_bytes = row_bytes;
-    tile.steps = ceil_div(end - begin, k_per_step_);
+    tile.steps = ceil_div(count, k_per_step_);
     for (int i = 0; i < tile.panels; ++i) {
-      tile.w[i] = reinterpret_cast<const uint32_t*>(decoded(panel + i, begin));
+      tile.w[i] = reinterpret_cast<const uint32_t*>(decoded(panel + i, piece_begin_));
     }
-    if ((end - begin) % k_per_step_ != 0)
-      pair_with_zero(tile, x, row_bytes, (end - begin) * work_.element_bytes);
+    if (count % k_per_step_ != 0) pair_with_zero(tile, x, row_bytes, count * work_.element_bytes);
     work_.kernel.run(tile);
   }
 
   // bf16: the last k of an odd number has no partner in x.
   void pair_with_zero(GemmTile& tile, const char* x, int64_t row_bytes, int64_t bytes) {
-    constexpr int64_t kStride = kPieceK * 2;
+    constexpr int64_t kStride = kPieceSteps * 4;
     for (int r = 0; r < tile.rows; ++r) {
       std::memcpy(padded_x_ + r * kStride, x + r * row_bytes, static_cast<size_t>(bytes));
       std::memset(padded_x_ + r * kStride + bytes, 0, 2);
@@ -153,37 +153,45 @@ class QuantisedPart {
   const int64_t k_begin_, k_end_, k_per_step_;
   int64_t panel_begin_ = 0, panel_end_ = 0, piece_begin_ = 0, piece_end_ = 0;
   alignas(64) std::byte buffer_[kStrip * kPieceBytes];
-  alignas(64) std::byte padded_x_[kTileRows * kPieceK * 2];
+  alignas(64) std::byte padded_x_[kTileRows * kPieceSteps * 4];
 };
 
-// A few rows read each code once: they go from memory to accumulators without a buffer.
+// Few rows go from memory to accumulators without a buffer: all of them, tile by tile, over a few panels.
+// Each tile decodes the codes once more, which for so many tiles costs less than the way through the buffer.
+constexpr int64_t kStreamTilesFp8 = 3, kStreamTilesFp4 = 2;
+static_assert(kStreamRows == kTileRows);
+
 bool may_stream(const Work& work, const Part& part) {
   const Gemm& p = work.p;
   const int64_t k_end = p.k_end < 0 ? p.weights.k : p.k_end;
-  return p.weights.format == PanelFormat::kFp8 && p.weights.dtype == DType::kBF16 && have_bf16_dot() &&
-         have_byte_permutes() && part.row_end - part.row_begin <= kStreamRows && p.k_begin % 4 == 0 &&
-         k_end % 2 == 0;
+  const bool fp8 = p.weights.format == PanelFormat::kFp8;
+  const int64_t quantum = QuantisedPanel(p.weights.format, p.weights.k).quantum();
+  return p.weights.dtype == DType::kBF16 && have_bf16_dot() && have_byte_permutes() &&
+         part.row_end - part.row_begin <= (fp8 ? kStreamTilesFp8 : kStreamTilesFp4) * kStreamRows &&
+         p.k_begin % quantum == 0 && p.k_begin < k_end && k_end % (fp8 ? 2 : quantum) == 0;
 }
 
 void stream(const Work& work, const Part& part) {
   const Gemm& p = work.p;
-  const int64_t rows = part.row_end - part.row_begin;
-  const int64_t most = rows <= 2 ? kStreamPanels : kStreamPanels / 2;  // as many as registers hold
+  const int64_t first_rows = next_row_tile(part.row_end - part.row_begin);
+  const int64_t most = first_rows <= 2 ? kStreamPanels : kStreamPanels / 2;  // as many as registers hold
+  QuantisedStream s;
+  s.k_begin = p.k_begin;
+  s.k_end = p.k_end < 0 ? p.weights.k : p.k_end;
+  s.x_stride_bytes = p.x_stride * 2;
+  s.y_stride = p.y_stride;
   for (int64_t panel = part.panel_begin; panel < part.panel_end; panel += most) {
-    Fp8Stream s;
-    s.rows = static_cast<int>(rows);
     s.panels = static_cast<int>(std::min(most, part.panel_end - panel));
-    s.k_begin = p.k_begin;
-    s.k_end = p.k_end < 0 ? p.weights.k : p.k_end;
-    s.x_stride_bytes = p.x_stride * 2;
-    s.x = static_cast<const char*>(p.x) + part.row_begin * s.x_stride_bytes;
-    s.y_stride = p.y_stride;
-    for (int i = 0; i < s.panels; ++i) {
-      s.w[i] = reinterpret_cast<const std::byte*>(work.panels.weights(p, panel + i, work.panel_bytes, 0));
-      s.y[i] = work.panels.outputs(p, panel + i, part.row_begin);
-      s.columns[i] = work.panels.columns(panel + i);
+    for (int64_t row = part.row_begin; row < part.row_end; row += s.rows) {
+      s.rows = static_cast<int>(next_row_tile(part.row_end - row));
+      s.x = static_cast<const char*>(p.x) + row * s.x_stride_bytes;
+      for (int i = 0; i < s.panels; ++i) {
+        s.w[i] = reinterpret_cast<const std::byte*>(work.panels.weights(p, panel + i, work.panel_bytes, 0));
+        s.y[i] = work.panels.outputs(p, panel + i, row);
+        s.columns[i] = work.panels.columns(panel + i);
+      }
+      p.weights.format == PanelFormat::kFp8 ? stream_fp8_avx512vbmi(s) : stream_fp4_avx512vbmi(s);
     }
-    stream_fp8_avx512vbmi(s);
   }
 }
 

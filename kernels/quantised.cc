@@ -34,6 +34,23 @@ uint8_t fp4_code(const Fp4Source& source, int64_t output, int64_t k_index, int64
   return k_index % 2 == 0 ? pair & 15u : pair >> 4;
 }
 
+// An E4M3 scale without its sign as a kFp4 panel holds it: always normal, one more bit of exponent.
+uint8_t unsigned_scale(uint8_t e4m3) {
+  uint8_t size = e4m3 & 0x7fu;
+  if (size >= 8) return static_cast<uint8_t>(size + (2u << 3));  // bias 9 instead of 7
+  if (size == 0) return 0;
+  unsigned exponent = 3;  // size · 2⁻⁹ = (size / 8) · 2⁻⁶
+  for (; size < 8; size = static_cast<uint8_t>(size * 2)) --exponent;
+  return static_cast<uint8_t>((exponent << 3) + size - 8);
+}
+
+// A code where it lies in its byte of a kFp4 panel.
+uint8_t placed_code(uint8_t e2m1, uint8_t scale, bool lower) {
+  const unsigned size = (scale & 0x7fu) == 0 ? 0 : e2m1 & 7u;
+  const unsigned sign = ((e2m1 >> 3) ^ (scale >> 7)) & 1u;
+  return static_cast<uint8_t>(lower ? sign << 6 | size << 3 : sign << 7 | size);
+}
+
 }  // namespace
 
 float e2m1_to_f32(uint8_t code) {
@@ -81,12 +98,16 @@ void pack_fp4(int64_t groups, int64_t group_outputs, int64_t k, const Fp4Source&
     std::memset(to, 0, static_cast<size_t>(panel.bytes()));
     for (int64_t o = 0; o < outputs; ++o) {
       std::memcpy(to + o * 4, &source.scale, sizeof source.scale);
-      for (int64_t i = 0; i < k; i += 2) {
-        std::byte* record = to + panel.record(i);
-        const int64_t at = i % panel.record_k();
-        record[QuantisedPanel::kScaleBytes + at / 2 * kPanel + o] =
-            std::byte{source.codes[((row + o) * k + i) / 2]};
-        record[at / kFp4Block * kPanel + o] = std::byte{source.scales[((row + o) * k + i) / kFp4Block]};
+      for (int64_t block = 0; block < k; block += kFp4Block) {
+        std::byte* record = to + panel.record(block);
+        const int64_t first = block % panel.record_k();
+        const uint8_t scale = source.scales[((row + o) * k + block) / kFp4Block];
+        record[first / kFp4Block * kPanel + o] = std::byte{unsigned_scale(scale)};
+        for (int64_t i = 0; i < kFp4Block; ++i) {
+          const auto [byte, lower] = QuantisedPanel::fp4_code(first + i, o);
+          record[QuantisedPanel::kScaleBytes + byte] |=
+              std::byte{placed_code(fp4_code(source, row + o, block + i, k), scale, lower)};
+        }
       }
     }
   });

@@ -93,16 +93,49 @@ void Fp8ToBf16(const std::byte* record, int64_t begin, int64_t end, void* out) {
   });
 }
 
-// Sixteen k share the scales of their outputs.
+// The scale of a block of FP4 codes: five bits of exponent, three of fraction, no sign.
+HWY_INLINE VF BlockScale(VU byte) {
+  return hn::BitCast(F32(), hn::Add(hn::ShiftLeft<20>(byte), hn::Set(U32(), (127u - 9) << 23)));
+}
+
+// Of 64 bytes of FP4 codes those of outputs [v · kL, (v + 1) · kL): for two pairs of k the byte of the even
+// one, and above it that of the odd one.
+HWY_INLINE void Fp4Pairs(const std::byte* codes, int64_t v, VU (&pairs)[2]) {
+#if HWY_TARGET == HWY_SCALAR
+  const auto* bytes = reinterpret_cast<const uint8_t*>(codes) + v / 4 * 16 + v % 4 * 2;
+  for (int i = 0; i < 2; ++i) {
+    pairs[i] = hn::Set(U32(), static_cast<uint32_t>(bytes[i * 8] | bytes[i * 8 + 1] << 8));
+  }
+#else
+  const hn::Repartition<uint16_t, U32> d;
+  const auto words = hn::LoadU(d, reinterpret_cast<const uint16_t*>(codes) + v * kL * 2);
+  pairs[0] = hn::BitCast(U32(), hn::InterleaveLower(d, words, hn::Zero(d)));
+  pairs[1] = hn::BitCast(U32(), hn::InterleaveUpper(d, words, hn::Zero(d)));
+#endif
+}
+
+// The upper or the lower code of the lowest byte, as E2m1() takes it.
+HWY_INLINE VU Fp4Code(VU byte, bool lower) {
+  if (lower) return hn::ShiftRight<3>(byte);
+  return hn::Or(hn::And(byte, hn::Set(U32(), 7u)), hn::And(hn::ShiftRight<4>(byte), hn::Set(U32(), 8u)));
+}
+
+// Sixteen k share the scales of their outputs; Store takes the first k of a pair, the outputs and the values.
 template <class Store>
 HWY_INLINE void Fp4(const std::byte* record, int64_t begin, int64_t end, Store store) {
   for (int64_t k = begin; k < end; k += 16) {
     for (int64_t v = 0; v < kV; ++v) {
-      const VF scale = E4m3(Bytes(record + k + v * kL));
-      for (int64_t pair = 0; pair < 8; ++pair) {
-        const VU codes = Bytes(Codes(record) + (k / 2 + pair) * 16 + v * kL);
-        store(k - begin + pair * 2, v * kL, hn::Mul(E2m1(codes), scale),
-              hn::Mul(E2m1(hn::ShiftRight<4>(codes)), scale));
+      const VF scale = BlockScale(Bytes(record + k + v * kL));
+      for (int64_t half = 0; half < 2; ++half) {
+        VU pairs[2];
+        Fp4Pairs(Codes(record) + k * 8 + half * 64, v, pairs);
+        for (const bool lower : {false, true}) {
+          for (int64_t i = 0; i < 2; ++i) {
+            const VU odd = hn::ShiftRight<8>(pairs[i]);
+            store(k - begin + half * 8 + (lower ? 4 : 0) + i * 2, v * kL,
+                  hn::Mul(E2m1(Fp4Code(pairs[i], lower)), scale), hn::Mul(E2m1(Fp4Code(odd, lower)), scale));
+          }
+        }
       }
     }
   }
@@ -139,8 +172,9 @@ namespace weft::kernels {
 HWY_EXPORT(Decoder);
 
 DecodeRecord decode_record(PanelFormat format, DType dtype) {
-  if (format == PanelFormat::kFp8 && dtype == DType::kBF16 && have_byte_permutes())
-    return decode_fp8_avx512vbmi;
+  if (dtype == DType::kBF16 && have_byte_permutes()) {
+    return format == PanelFormat::kFp8 ? decode_fp8_avx512vbmi : decode_fp4_avx512vbmi;
+  }
   return HWY_DYNAMIC_DISPATCH(Decoder)(format, dtype);
 }
 

@@ -1,5 +1,7 @@
 #include "kernels/fp8_rows.h"
 
+#include "kernels/cpu/dispatch.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/fp8_rows.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -114,7 +116,8 @@ void encode_e4m3(const float* in, int64_t count, float scale, uint8_t* out) {
 }
 
 void decode_e4m3(const uint8_t* in, int64_t count, float scale, uint16_t* out) {
-  HWY_DYNAMIC_DISPATCH(DecodeRow)(in, count, scale, out);
+  have_byte_permutes() ? decode_e4m3_avx512vbmi(in, count, scale, out)
+                       : HWY_DYNAMIC_DISPATCH(DecodeRow)(in, count, scale, out);
 }
 
 float finite_max(const float* in, int64_t count) { return HWY_DYNAMIC_DISPATCH(FiniteMax)(in, count); }

@@ -49,28 +49,34 @@ HWY_INLINE VU Broadcast(const char* from) {
   return hn::Set(U32(), word);
 }
 
-// The accumulators times the scales of their outputs, on top of y or not.
-template <int R, int P>
-HWY_INLINE void ScaleSums(const GemmTile& t, VF (&sums)[R][P][kV]) {
-  const F32 d;
+// One accumulator an output, over steps [begin, end).
+template <class Step, int R, int P>
+HWY_INLINE void Walk(const char* const (&x)[R], const uint32_t* const (&w)[P], int64_t begin, int64_t end,
+                     VF (&sums)[R][P][kV]) {
+  const U32 du;
   const int64_t lanes = static_cast<int64_t>(kLanes);
-  for (int p = 0; p < P; ++p) {
-    for (int v = 0; v < kV; ++v) {
-      const VF scales = hn::LoadU(d, t.scales[p] + v * lanes);
-      for (int r = 0; r < R; ++r) {
-        const VF base =
-            t.add ? LoadPart(d, t.y[p] + r * t.y_stride + v * lanes, t.columns[p] - v * lanes) : hn::Zero(d);
-        sums[r][p][v] = Fma(scales, sums[r][p][v], base);
+  for (int64_t step = begin; step < end; ++step) {
+    VU panel[P][kV];
+#pragma GCC unroll kUnroll
+    for (int p = 0; p < P; ++p) {
+#pragma GCC unroll kUnroll
+      for (int v = 0; v < kV; ++v) panel[p][v] = hn::LoadU(du, w[p] + step * 16 + v * lanes);
+    }
+#pragma GCC unroll kUnroll
+    for (int r = 0; r < R; ++r) {
+      const VU scalar = Broadcast(x[r] + step * 4);
+#pragma GCC unroll kUnroll
+      for (int p = 0; p < P; ++p) {
+#pragma GCC unroll kUnroll
+        for (int v = 0; v < kV; ++v) sums[r][p][v] = Step::Run(scalar, panel[p][v], sums[r][p][v]);
       }
     }
   }
 }
 
-template <class Step, int R, int P>
-void RunTile(const GemmTile& t) {
+template <int R, int P>
+HWY_INLINE void Start(const GemmTile& t, VF (&sums)[R][P][kV]) {
   const F32 d;
-  const U32 du;
-  VF sums[R][P][kV];
   const int64_t lanes = static_cast<int64_t>(kLanes);
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) {
@@ -80,10 +86,13 @@ void RunTile(const GemmTile& t) {
       }
     }
   }
-  const uint32_t* w[P];
-  const char* x[R];
-  for (int p = 0; p < P; ++p) w[p] = t.w[p];
-  for (int r = 0; r < R; ++r) x[r] = reinterpret_cast<const char*>(t.x) + r * t.x_stride_bytes;
+}
+
+// Where the accumulators are the result.
+template <class Step, int R, int P>
+void RunPlain(const GemmTile& t, const char* const (&x)[R], const uint32_t* const (&w)[P]) {
+  VF sums[R][P][kV];
+  Start<R, P>(t, sums);
   int64_t fetched = 0;
   for (int64_t step = 0; step < t.steps;) {
     const int64_t fetch_end =
@@ -92,32 +101,60 @@ void RunTile(const GemmTile& t) {
       for (int p = 0; p < P; ++p) __builtin_prefetch(t.fetch[p] + fetched * 16, 0, 2);
     }
     const int64_t end = step + kFetchEvery < t.steps ? step + kFetchEvery : t.steps;
-    for (; step < end; ++step) {
-      VU panel[P][kV];
-#pragma GCC unroll kUnroll
-      for (int p = 0; p < P; ++p) {
-#pragma GCC unroll kUnroll
-        for (int v = 0; v < kV; ++v) panel[p][v] = hn::LoadU(du, w[p] + step * 16 + v * lanes);
-      }
-#pragma GCC unroll kUnroll
-      for (int r = 0; r < R; ++r) {
-        const VU scalar = Broadcast(x[r] + step * 4);
-#pragma GCC unroll kUnroll
-        for (int p = 0; p < P; ++p) {
-#pragma GCC unroll kUnroll
-          for (int v = 0; v < kV; ++v) sums[r][p][v] = Step::Run(scalar, panel[p][v], sums[r][p][v]);
-        }
-      }
-    }
+    Walk<Step, R, P>(x, w, step, end, sums);
+    step = end;
   }
-  if (t.scales[0] != nullptr) ScaleSums<R, P>(t, sums);
+  const int64_t lanes = static_cast<int64_t>(kLanes);
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) {
       for (int v = 0; v < kV; ++v) {
-        StorePart(sums[r][p][v], d, t.y[p] + r * t.y_stride + v * lanes, t.columns[p] - v * lanes);
+        StorePart(sums[r][p][v], F32(), t.y[p] + r * t.y_stride + v * lanes, t.columns[p] - v * lanes);
       }
     }
   }
+}
+
+// y = fma(scales, sums, y or +0); the sums start again.
+template <int R, int P>
+HWY_INLINE void AddScaled(const GemmTile& t, int64_t block, bool add, VF (&sums)[R][P][kV]) {
+  const F32 d;
+  const int64_t lanes = static_cast<int64_t>(kLanes);
+  for (int p = 0; p < P; ++p) {
+    for (int v = 0; v < kV; ++v) {
+      const VF scales = hn::LoadU(d, t.scales[p] + block * t.scale_stride + v * lanes);
+      for (int r = 0; r < R; ++r) {
+        float* y = t.y[p] + r * t.y_stride + v * lanes;
+        const int64_t columns = t.columns[p] - v * lanes;
+        const VF base = add ? LoadPart(d, y, columns) : hn::Zero(d);
+        StorePart(Fma(scales, sums[r][p][v], base), d, y, columns);
+        sums[r][p][v] = hn::Zero(d);
+      }
+    }
+  }
+}
+
+// Where the accumulators are scaled, block by block. Nothing is fetched early.
+template <class Step, int R, int P>
+void RunScaled(const GemmTile& t, const char* const (&x)[R], const uint32_t* const (&w)[P]) {
+  VF sums[R][P][kV];
+  Start<R, P>(t, sums);
+  int64_t end = t.block_steps > 0 && t.first_steps < t.steps ? t.first_steps : t.steps;
+  for (int64_t step = 0, block = 0;; ++block) {
+    Walk<Step, R, P>(x, w, step, end, sums);
+    AddScaled<R, P>(t, block, t.add || block > 0, sums);
+    if (end == t.steps) return;
+    step = end;
+    end = end + t.block_steps < t.steps ? end + t.block_steps : t.steps;
+  }
+}
+
+template <class Step, int R, int P>
+void RunTile(const GemmTile& t) {
+  const uint32_t* w[P];
+  const char* x[R];
+  for (int p = 0; p < P; ++p) w[p] = t.w[p];
+  for (int r = 0; r < R; ++r) x[r] = reinterpret_cast<const char*>(t.x) + r * t.x_stride_bytes;
+  t.scales[0] == nullptr ? RunPlain<Step, R, P>(t, x, w) : RunScaled<Step, R, P>(t, x, w);
 }
 
 // From run-time counts to the compiled tile; P counts down to the first that fits.

@@ -24,9 +24,12 @@ struct GemmTile {
   int64_t y_stride = 0;                 // elements
   bool carry = false;                   // the accumulators start from y; else from +0
   // Where given, [16] of each panel: y = fma(scales, accumulator, add ? y : +0) in the end, else y =
-  // accumulator.
+  // accumulator. With block_steps the walk is cut, after first_steps and then after every block_steps: each
+  // block's accumulators start from +0 and are added with scales of their own, scale_stride floats further.
   const float* scales[kTilePanels] = {};
   bool add = false;
+  int64_t first_steps = 0, block_steps = 0;
+  int64_t scale_stride = 0;
   // Memory wanted soon, towards L2 while this tile computes: steps [0, fetch_steps) from fetch[panel] on, at
   // most fetch_per_round of them every kFetchEvery steps.
   const uint32_t* fetch[kTilePanels] = {};

@@ -51,6 +51,7 @@ struct KeyChunk {
   };
   int64_t panel_count = 0;
   std::array<const float*, kPanelsMax> panels;
+  const std::byte* next = nullptr;  // where the chunk after this one begins, if there is one
   std::array<int64_t, kPanelsMax> first_positions;
   // FP8: the panels as bf16, and the scales of their columns.
   std::vector<float> decoded;
@@ -60,6 +61,10 @@ struct KeyChunk {
   std::array<Run, kPanelsMax> run_storage;
   std::span<const Run> runs() const { return {run_storage.data(), static_cast<size_t>(run_count)}; }
 };
+
+void prefetch(const std::byte* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+}
 
 // Panel i of a block of FP8 keys, as the chunk's next panel.
 const float* decode_panel(const IndexSelect& p, const IndexKeys& block, int64_t i, KeyChunk& chunk) {
@@ -73,27 +78,43 @@ const float* decode_panel(const IndexSelect& p, const IndexKeys& block, int64_t 
   return panel;
 }
 
-// Takes as many blocks as fit from the back of `blocks`, at least one.
+// How many of the last blocks fit into a chunk; at least one, if there are any.
+size_t blocks_that_fit(const IndexSelect& p, std::span<const IndexKeys> blocks) {
+  const int64_t lanes = panel_width(p.block_tokens);
+  size_t count = 0;
+  for (int64_t room = kChunkKeys / lanes; count < blocks.size(); ++count) {
+    room -= (blocks[blocks.size() - 1 - count].valid + lanes - 1) / lanes;
+    if (room < 0) break;
+  }
+  return count;
+}
+
+// Takes as many blocks as fit from the back of `blocks`.
 void next_chunk(const IndexSelect& p, std::span<const IndexKeys>& blocks, KeyChunk& chunk) {
   const int64_t lanes = panel_width(p.block_tokens);
   const int64_t panel_words = word_count(p.dtype, p.width) * lanes;
   const auto panels_of = [&](const IndexKeys& block) { return (block.valid + lanes - 1) / lanes; };
-  size_t first = blocks.size();
-  for (int64_t room = kChunkKeys / lanes; first > 0; --first) {
-    room -= panels_of(blocks[first - 1]);
-    if (room < 0) break;
-  }
+  const size_t first = blocks.size() - blocks_that_fit(p, blocks);
+  const auto later = blocks.first(first);
+  const size_t next = first - blocks_that_fit(p, later);
+  chunk.next = later.empty() ? nullptr : static_cast<const std::byte*>(later[next].page_layer);
   chunk.panel_count = 0;
   chunk.run_count = 0;
   if (p.fp8_keys) chunk.decoded.resize(static_cast<size_t>(kChunkKeys / lanes * panel_words));
   KeyChunk::Run* last = nullptr;
-  for (const IndexKeys& block : blocks.subspan(first)) {
+  for (size_t at = first; at < blocks.size(); ++at) {
+    const IndexKeys& block = blocks[at];
     const int64_t column = chunk.panel_count * lanes;
+    // FP8 keys are read here, in order of blocks; the next chunk's meanwhile.
+    if (p.fp8_keys && next + at - first < first) {
+      prefetch(static_cast<const std::byte*>(blocks[next + at - first].page_layer),
+               p.block_tokens * (p.width + 4));
+    }
     for (int64_t i = 0; i < panels_of(block); ++i) {
-      const auto at = static_cast<size_t>(chunk.panel_count++);
-      chunk.panels[at] = p.fp8_keys ? decode_panel(p, block, i, chunk)
-                                    : static_cast<const float*>(block.page_layer) + i * panel_words;
-      chunk.first_positions[at] = block.first_position + i * lanes;
+      const auto panel = static_cast<size_t>(chunk.panel_count++);
+      chunk.panels[panel] = p.fp8_keys ? decode_panel(p, block, i, chunk)
+                                       : static_cast<const float*>(block.page_layer) + i * panel_words;
+      chunk.first_positions[panel] = block.first_position + i * lanes;
     }
     if (block.valid == 0) continue;
     if (last != nullptr && last->column + last->count == column &&
@@ -130,18 +151,21 @@ class RowTile {
     }
   }
 
-  // Fills the scores of the chunk, except of panels that no row of a tile sees.
-  void score(const KeyChunk& chunk, int64_t lanes, ScoreTile kernel) {
+  // Fills the scores of the chunk, except of panels that no row of a tile sees. `fetch_keys`: they come from
+  // memory, those that follow are fetched early.
+  void score(const KeyChunk& chunk, int64_t lanes, bool fetch_keys, ScoreTile kernel) {
     for (int64_t i = 0; i < chunk.panel_count; i += 2) {
       const auto at = static_cast<size_t>(i);
       KeyPanels keys{.count = static_cast<int>(std::min<int64_t>(2, chunk.panel_count - i)),
                      .width = lanes,
                      .word_count = words_};
       for (size_t j = 0; j < static_cast<size_t>(keys.count); ++j) keys.panels[j] = chunk.panels[at + j];
-      for (int64_t j = i + 2; j < std::min(i + 4, chunk.panel_count); ++j) {
-        prefetch(chunk.panels[static_cast<size_t>(j)], words_ * lanes);
-      }
+      const auto* ahead = at + 2 < static_cast<size_t>(chunk.panel_count)
+                              ? reinterpret_cast<const std::byte*>(chunk.panels[at + 2])
+                              : chunk.next;
+      Fetch fetch(fetch_keys ? ahead : nullptr, 2 * words_ * lanes * 4, std::ssize(tiles_));
       for (const QueryTile& tile : tiles_) {
+        fetch.next();
         if (tile.last_position < chunk.first_positions[at]) continue;
         kernel(tile, keys, scores_.data() + i * lanes, kScoreStride);
       }
@@ -178,9 +202,22 @@ class RowTile {
     }
   }
 
-  static void prefetch(const float* panel, int64_t words) {
-    for (int64_t w = 0; w < words; w += 16) __builtin_prefetch(panel + w);
-  }
+  // Fetches memory share by share: all at once would wait for free places in the line buffers.
+  class Fetch {
+   public:
+    Fetch(const std::byte* from, int64_t bytes, int64_t shares)
+        : from_(from), bytes_(bytes), shares_(shares) {}
+    void next() {
+      if (from_ == nullptr) return;
+      const int64_t end = bytes_ / 64 * ++done_ / shares_ * 64;
+      prefetch(from_ + at_, end - at_);
+      at_ = end;
+    }
+
+   private:
+    const std::byte* from_;
+    int64_t bytes_, shares_, done_ = 0, at_ = 0;
+  };
 
   int64_t words_ = 0;
   int64_t rows_ = 0;
@@ -225,7 +262,7 @@ void select_rows(const IndexSelect& p, int64_t row_begin, int64_t row_end, std::
   while (!keys.empty() && keys.back().first_position > last) keys = keys.first(keys.size() - 1);
   while (!keys.empty()) {
     next_chunk(p, keys, work.chunk);
-    work.rows.score(work.chunk, lanes, kernel);
+    work.rows.score(work.chunk, lanes, !p.fp8_keys, kernel);
     if (p.fp8_keys) work.rows.apply_scales(work.chunk, lanes);
     const auto runs = work.chunk.runs();
     for (int64_t row = 0; row < rows; ++row) {
@@ -366,7 +403,7 @@ void index_scores(const IndexSelect& p, int64_t row_begin, int64_t row_end, floa
     float* end = scores + (row - row_begin) * stride + stride;
     for (std::span<const IndexKeys> keys = p.keys; !keys.empty();) {
       next_chunk(p, keys, work.chunk);
-      work.rows.score(work.chunk, panel_width(p.block_tokens), score_tile(p.dtype));
+      work.rows.score(work.chunk, panel_width(p.block_tokens), !p.fp8_keys, score_tile(p.dtype));
       if (p.fp8_keys) work.rows.apply_scales(work.chunk, panel_width(p.block_tokens));
       const auto runs = work.chunk.runs();
       for (auto run = runs.rbegin(); run != runs.rend(); ++run) {

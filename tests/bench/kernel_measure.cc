@@ -13,7 +13,7 @@
 #include "kernels/gemm.h"
 #include "kernels/indexer.h"
 #include "proto/vocab/random.h"
-#include "tests/bench/ceilings.h"
+#include "tests/bench/figures.h"
 
 namespace weft::bench {
 namespace {
@@ -128,11 +128,6 @@ struct IndexProblem {
   std::string what;
 };
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + std::ssize(values) / 2, values.end());
-  return values[values.size() / 2];
-}
-
 }  // namespace
 
 Contender indexer(const IndexShape& shape, CacheDType cache, kernels::Parallel& parallel) {
@@ -172,23 +167,18 @@ Rivals measure_rivals(const IndexShape& shape, CacheDType cache, int rounds) {
     }
   };
   const auto streaming = [&] { kernels::index_select(problem.call, kernels::serial()); };
-  const auto seconds_of = [](const auto& work) {
-    const double before = thread_seconds();
-    work();
-    return thread_seconds() - before;
-  };
-  std::vector<double> times[3];
-  for (int round = 0; round < rounds; ++round) {
-    times[0].push_back(seconds_of(streaming));
-    times[1].push_back(seconds_of(two_passes));
-    times[2].push_back(seconds_of(plain));
-  }
+  const Contender contenders[] = {{"streaming", 1, streaming},
+                                  {"scores", 1, score_all},
+                                  {"two passes", 1, two_passes},
+                                  {"plain", 1, plain}};
+  const auto rates = take_turns(contenders, rounds, 1, 0.0);
+  const auto seconds = [&](size_t i) { return 1e-9 / summarize(rates[i]).median; };
   problem.call.written = problem.written.data();
   streaming();
   double written = 0;
   for (const int64_t count : problem.written) written += static_cast<double>(count);
-  return {problem.what, median(times[0]), median(times[1]), median(times[2]),
-          written / static_cast<double>(shape.rows)};
+  return {problem.what, seconds(0), seconds(1),
+          seconds(2),   seconds(3), written / static_cast<double>(shape.rows)};
 }
 
 namespace {

@@ -22,10 +22,11 @@ struct IndexShape {
 Contender indexer(const IndexShape& shape, CacheDType cache, kernels::Parallel& parallel);
 
 // The indexer and two that write all scores of the rows first, on one thread: seconds of its CPU clock, the
-// median of rounds that alternate.
+// median of rounds in which they take turns.
 struct Rivals {
   std::string what;
   double streaming = 0;
+  double scores = 0;      // writing all scores, alone
   double two_passes = 0;  // selects as the indexer does
   double plain = 0;       // std::nth_element over (score, position) pairs
   double written = 0;     // candidates that the indexer writes for a row, on average

@@ -75,6 +75,28 @@ TEST(E4m3, EveryCodeIsItsOwnNearest) {
   EXPECT_EQ(e4m3_to_f32(0xfe), -448.0f);
 }
 
+TEST(E4m3, DecodedRowsAreValuesTimesScale) {
+  constexpr uint16_t kUntouched = 0xabcd;
+  each_instruction_set([&] {
+    for (int exponent = -100; exponent <= 119; ++exponent) {
+      const float scale = std::ldexp(1.0f, exponent);
+      for (const int64_t count : {0, 1, 31, 32, 33, 63, 64, 65, 130, 256}) {
+        std::vector<uint8_t> codes;
+        for (int64_t i = 0; i < count; ++i) codes.push_back(static_cast<uint8_t>(i + exponent));
+        std::vector<uint16_t> out(static_cast<size_t>(count) + 64, kUntouched);
+        decode_e4m3(codes.data(), count, scale, out.data());
+        for (size_t i = 0; i < out.size(); ++i) {
+          const uint16_t want =
+              i < codes.size()
+                  ? static_cast<uint16_t>(std::bit_cast<uint32_t>(e4m3_to_f32(codes[i]) * scale) >> 16)
+                  : kUntouched;
+          ASSERT_EQ(out[i], want) << "2^" << exponent << ", " << i << " of " << count;
+        }
+      }
+    }
+  });
+}
+
 TEST(E4m3, RowsEqualTheNearestValueOnEveryInstructionSet) {
   const std::vector<float> values = telling_values();
   const auto count = std::ssize(values);

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/decode.h"
+#include "kernels/cpu/e4m3_table.h"
 
 namespace weft::kernels {
 namespace {
@@ -10,31 +11,10 @@ namespace {
 constexpr long kRecordBytes = 64 + 128 * 16;
 constexpr long kAhead = 2048;  // bytes that are fetched early
 
-struct Tables {
-  alignas(64) unsigned char low[128], high[128];
-};
-
-constexpr Tables make_tables() {
-  Tables out{};
-  for (unsigned code = 0; code < 128; ++code) {
-    unsigned value = (code << 4) + (120u << 7);  // normal: exponent moved to bias 127
-    if (code < 8) {                              // subnormal: code · 2⁻⁹
-      unsigned exponent = 118, fraction = code;
-      for (; fraction != 0 && fraction < 8; fraction *= 2) --exponent;
-      value = fraction == 0 ? 0 : ((exponent + 3) << 7) + ((fraction - 8) << 4);
-    }
-    out.low[code] = static_cast<unsigned char>(value & 255u);
-    out.high[code] = static_cast<unsigned char>(value >> 8);
-  }
-  return out;
-}
-
-constexpr Tables kTables = make_tables();
-
 // Sixteen outputs × four k, as they lie in a record, to two vectors of pairs.
 struct Decoder {
-  __m512i low_a = _mm512_load_si512(kTables.low), low_b = _mm512_load_si512(kTables.low + 64);
-  __m512i high_a = _mm512_load_si512(kTables.high), high_b = _mm512_load_si512(kTables.high + 64);
+  __m512i low_a = _mm512_load_si512(kE4m3Table.low), low_b = _mm512_load_si512(kE4m3Table.low + 64);
+  __m512i high_a = _mm512_load_si512(kE4m3Table.high), high_b = _mm512_load_si512(kE4m3Table.high + 64);
   __m512i sign = _mm512_set1_epi8(-128), low_bytes = _mm512_set1_epi16(0xff);
 
   void operator()(const char* from, __m512i& first, __m512i& second) const {
@@ -53,15 +33,26 @@ __m512bh pair_at(const char* from) {
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(word));
 }
 
+// y = fma(scales, sums, y or +0). Totals lie in y, so that all registers are for a block's sums.
 template <int R, int P>
-void run_stream(const Fp8Stream& s) {
-  const Decoder decode;
-  __m512 totals[R][P];
+inline __attribute__((always_inline)) void add_block(const QuantisedStream& s, const char* const (&scales)[P],
+                                                     bool first, const __m512 (&sums)[R][P]) {
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) totals[r][p] = _mm512_setzero_ps();
+  for (int p = 0; p < P; ++p) {
+    const __m512 factor = _mm512_loadu_ps(scales[p]);
+    const auto mask = static_cast<__mmask16>((1u << s.columns[p]) - 1u);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      float* y = s.y[p] + r * s.y_stride;
+      const __m512 base = first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(mask, y);
+      _mm512_mask_storeu_ps(y, mask, _mm512_fmadd_ps(factor, sums[r][p], base));
+    }
   }
+}
+
+template <int R, int P>
+void run_stream(const QuantisedStream& s) {
+  const Decoder decode;
   const char* w[P];
   for (int p = 0; p < P; ++p) w[p] = reinterpret_cast<const char*>(s.w[p]);
   for (long k = s.k_begin, end = 0; k < s.k_end; k = end) {
@@ -70,7 +61,7 @@ void run_stream(const Fp8Stream& s) {
     const long record = block * kRecordBytes;
     const char* x = s.x + (k - s.k_begin) * 2;
     __m512 sums[R][P];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) sums[r][p] = _mm512_setzero_ps();
@@ -84,7 +75,7 @@ void run_stream(const Fp8Stream& s) {
         _mm_prefetch(w[p] + from + i * 64 + kAhead, _MM_HINT_T0);
         decode(w[p] + from + i * 64, first[p], second[p]);
       }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int r = 0; r < R; ++r) {
         const __m512bh a = pair_at(x + r * s.x_stride_bytes + i * 8);
         const __m512bh b = pair_at(x + r * s.x_stride_bytes + i * 8 + 4);
@@ -96,39 +87,36 @@ void run_stream(const Fp8Stream& s) {
       }
     }
     if ((end - k) % 4 != 0) {  // a last pair
+#pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
         __m512i first, second;
         decode(w[p] + from + fours * 64, first, second);
+#pragma GCC unroll 6
         for (int r = 0; r < R; ++r) {
           sums[r][p] = _mm512_dpbf16_ps(sums[r][p], pair_at(x + r * s.x_stride_bytes + fours * 8),
                                         reinterpret_cast<__m512bh>(first));
         }
       }
     }
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      const __m512 scales = _mm512_loadu_ps(w[p] + record);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) totals[r][p] = _mm512_fmadd_ps(scales, sums[r][p], totals[r][p]);
-    }
-  }
-  for (int p = 0; p < P; ++p) {
-    const auto mask = static_cast<__mmask16>((1u << s.columns[p]) - 1u);
-    for (int r = 0; r < R; ++r) _mm512_mask_storeu_ps(s.y[p] + r * s.y_stride, mask, totals[r][p]);
+    const char* scales[P];
+    for (int p = 0; p < P; ++p) scales[p] = w[p] + record;
+    add_block<R, P>(s, scales, k == s.k_begin, sums);
   }
 }
 
 template <int R>
-void choose_panels(const Fp8Stream& s) {
+void choose_panels(const QuantisedStream& s) {
   switch (s.panels) {
     case 1:
       return run_stream<R, 1>(s);
     case 2:
       return run_stream<R, 2>(s);
     case 3:
-      return run_stream<R, 3>(s);
+      if constexpr (R <= 2) return run_stream<R, 3>(s);
+      break;
     case 4:
-      return run_stream<R, 4>(s);
+      if constexpr (R <= 2) return run_stream<R, 4>(s);
+      break;
   }
 }
 
@@ -146,7 +134,7 @@ void decode_fp8_avx512vbmi(const std::byte* record, int64_t begin, int64_t end, 
   }
 }
 
-void stream_fp8_avx512vbmi(const Fp8Stream& stream) {
+void stream_fp8_avx512vbmi(const QuantisedStream& stream) {
   switch (stream.rows) {
     case 1:
       return choose_panels<1>(stream);
@@ -156,6 +144,10 @@ void stream_fp8_avx512vbmi(const Fp8Stream& stream) {
       return choose_panels<3>(stream);
     case 4:
       return choose_panels<4>(stream);
+    case 5:
+      return choose_panels<5>(stream);
+    case 6:
+      return choose_panels<6>(stream);
   }
 }
 
