@@ -83,5 +83,7 @@ void merge_partial(float* a, const float* b, int64_t value_width);
 void merge_partials(float* partials, int64_t count, int64_t stride_words, int64_t value_width);
 // out[i] = o[i] / l; zeros if no key was seen.
 void finish_partial(const float* partial, int64_t value_width, float* out);
+// Both at once, in one pass, of partials that may lie anywhere and stay as they are: the same bits.
+void finish_partials(std::span<const float* const> partials, int64_t value_width, float* out);
 
 }  // namespace weft::kernels

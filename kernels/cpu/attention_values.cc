@@ -9,7 +9,9 @@
 #include "kernels/cpu/exp2-inl.h"
 #include "kernels/cpu/lanes-inl.h"
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels {
@@ -258,6 +260,39 @@ void Divide(const float* from, float by, int64_t count, float* out) {
   }
 }
 
+// A vector of the merge of kCount partials, `stride` apart from `first` on, in the tree of merge_partials():
+// its last merge is of neighbours, so a subtree is every second one. factors[stride + first]: of that merge.
+template <int kCount, class V, class Load>
+HWY_INLINE V MergedTree(int first, int stride, const MergeFactor* factors, const Load& load) {
+  if constexpr (kCount == 1) {
+    return load(first);
+  } else {
+    const F32 d;
+    const V a = MergedTree<kCount / 2, V>(first, 2 * stride, factors, load);
+    const V b = MergedTree<kCount / 2, V>(first + stride, 2 * stride, factors, load);
+    const MergeFactor& factor = factors[stride + first];
+    return hn::Add(hn::Mul(a, hn::Set(d, factor.a)), hn::Mul(b, hn::Set(d, factor.b)));
+  }
+}
+
+template <int kCount>
+void FinishTree(const float* const* partials, const MergeFactor* factors, int64_t width, float* out) {
+  const F32 d;
+  const auto value = [&](int64_t at, int64_t count) {
+    return MergedTree<kCount, VF>(0, 1, factors, [&](int i) { return LoadPart(d, partials[i] + at, count); });
+  };
+  const VF l = hn::Set(d, hn::GetLane(value(width, 1)));
+  for (int64_t at = 0; at < width; at += static_cast<int64_t>(kLanes))
+    StorePart(hn::Div(value(at, width - at), l), d, out + at, width - at);
+}
+
+void FinishPartials(const float* const* partials, int64_t count, const MergeFactor* factors, int64_t width,
+                    float* out) {
+  if (count == 2) return FinishTree<2>(partials, factors, width, out);
+  if (count == 4) return FinishTree<4>(partials, factors, width, out);
+  FinishTree<8>(partials, factors, width, out);
+}
+
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace weft::kernels
@@ -270,6 +305,7 @@ HWY_EXPORT(GroupWeights);
 HWY_EXPORT(AddValues);
 HWY_EXPORT(AddScaled);
 HWY_EXPORT(Divide);
+HWY_EXPORT(FinishPartials);
 HWY_EXPORT(Power);
 
 namespace {
@@ -320,6 +356,44 @@ void finish_partial(const float* partial, int64_t value_width, float* out) {
     return;
   }
   HWY_DYNAMIC_DISPATCH(Divide)(partial, partial[value_width], value_width, out);
+}
+
+namespace {
+
+// Of any number of partials, empty ones among them.
+void finish_copies(std::span<const float* const> partials, int64_t value_width, float* out) {
+  const auto words = static_cast<size_t>(partial_words(value_width));
+  thread_local std::vector<float> copies;
+  copies.resize(partials.size() * words);
+  for (size_t i = 0; i < partials.size(); ++i)
+    std::memcpy(copies.data() + i * words, partials[i], words * sizeof(float));
+  merge_partials(copies.data(), std::ssize(partials), static_cast<int64_t>(words), value_width);
+  finish_partial(copies.data(), value_width, out);
+}
+
+}  // namespace
+
+void finish_partials(std::span<const float* const> partials, int64_t value_width, float* out) {
+  constexpr size_t kMost = 8;
+  const size_t count = partials.size();
+  int32_t m[kMost];
+  bool fast = count == 2 || count == 4 || count == kMost;
+  for (size_t i = 0; fast && i < count; ++i) {
+    m[i] = m_of(partials[i], value_width);
+    fast = m[i] != kEmptyPartial;
+  }
+  if (!fast) return finish_copies(partials, value_width, out);
+  MergeFactor factors[kMost];
+  const auto power = HWY_DYNAMIC_DISPATCH(Power);
+  for (size_t half = count / 2; half > 0; half /= 2) {
+    for (size_t i = 0; i < half; ++i) {
+      const int32_t most = std::max(m[i], m[i + half]);
+      factors[half + i] = {power(int64_t{m[i]} - most), power(int64_t{m[i + half]} - most)};
+      m[i] = most;
+    }
+  }
+  HWY_DYNAMIC_DISPATCH(FinishPartials)
+  (partials.data(), static_cast<int64_t>(count), factors, value_width, out);
 }
 
 }  // namespace weft::kernels

@@ -32,6 +32,11 @@ struct GroupValues {
 };
 void add_values(const GroupValues& group);
 
+// What two partials are multiplied by before they are added: powers of two.
+struct MergeFactor {
+  float a = 1, b = 1;
+};
+
 // Dimensions [at, at + 64 or 16) of o, and l if at is 0, of the queries of a bf16 group.
 // values[pair][dimension]: two entries' values, the even one in the low half.
 struct PairSlice {

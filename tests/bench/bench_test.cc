@@ -9,16 +9,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
 #include "kernels/parallel.h"
+#include "tests/bench/dcp_exchange.h"
 #include "tests/bench/figures.h"
 #include "tests/bench/guard.h"
 #include "tests/bench/kernel_measure.h"
 #include "tests/bench/linear_measure.h"
 #include "tests/bench/model_work.h"
+#include "tests/bench/rank_turns.h"
 #include "tests/bench/rounds.h"
 #include "tests/bench/traces.h"
 #include "tests/support/temp_folder.h"
@@ -198,6 +201,39 @@ TEST(Traces, ShapesDrawWithinTheirQuantiles) {
       cached += one.cached > 0;
     }
     EXPECT_GT(cached, 500) << trace.name();
+  }
+}
+
+TEST(RankTurns, EveryRankTakesEveryTurnAsOftenAsTheOthers) {
+  constexpr int kRanks = 3, kRounds = 4;
+  const kv::Descriptor memory = kv::create_memory("counts", 4096).value();
+  const kv::Mapping shared = kv::Mapping::map(memory.get(), 4096).value();
+  auto* counts = reinterpret_cast<std::atomic<int64_t>*>(shared.data());
+  const auto turns = measure_turns(kRanks, 64, {kRounds, 1e-4, 2}, [&](RankArenas&, auto& exchange) {
+    std::atomic<int64_t>* mine = counts + 2 * exchange.rank();
+    return std::vector<Variant>{{[mine, &exchange] {
+                                  ++mine[0];
+                                  exchange.pass(worker::ExchangePoint::kEntries, 0).value();
+                                }},
+                                {[mine] { ++mine[1]; }}};
+  });
+  ASSERT_EQ(turns.size(), 2u);
+  for (int variant = 0; variant < 2; ++variant) {
+    EXPECT_GT(counts[variant], 3 * kRounds);
+    for (int rank = 1; rank < kRanks; ++rank) EXPECT_EQ(counts[2 * rank + variant], counts[variant]) << rank;
+    EXPECT_EQ(turns[static_cast<size_t>(variant)].microseconds.size(), size_t{kRounds});
+    EXPECT_GT(summarize(turns[static_cast<size_t>(variant)].microseconds).min, 0);
+  }
+  EXPECT_EQ(summarize(turns[1].sleeps).max, 0);  // nothing waits in it
+}
+
+TEST(StepPoints, DcpAddsOneInEachLayerAndASplitIndexOneInEachIndexLayer) {
+  for (int ranks : {2, 4, 8}) {
+    const StepPoints points = step_points(ranks);
+    EXPECT_EQ(points.tp, 2 * 78 + 1);
+    EXPECT_EQ(points.replicated, points.tp + 78);
+    EXPECT_EQ(points.gathered, points.tp + 2 * 78);
+    EXPECT_EQ(points.replicated_split_index, points.tp + 78 + 21);
   }
 }
 

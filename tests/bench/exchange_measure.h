@@ -1,24 +1,24 @@
 // Exchange points between real processes: latency of an empty one, and an all-gather's rate beside memcpy.
 //
-// Forks one process per rank, which die with the caller; the caller runs no other threads meanwhile. Rates in
-// GB/s of the bytes that all ranks copy, times in microseconds, both by the wall.
+// Forks one process per rank (tests/bench/rank_turns.h). Rates in GB/s of the bytes that all ranks copy.
 #pragma once
 
 #include <cstddef>
+#include <vector>
+
+#include "tests/bench/rank_turns.h"
 
 namespace weft::bench {
 
-// Of one pass() with nothing to copy.
-double exchange_microseconds(int ranks, int repeats);
+// One pass() with nothing to copy.
+Turns empty_exchange(int ranks, int rounds, double seconds);
 
-// Every rank copies `bytes` into its outbox and the other ranks' outboxes out. The memcpy beside it is the
-// same number of processes copying as much without exchange points: equal rates mean that waiting is free.
+// Every rank copies `bytes` into its outbox and the other ranks' outboxes out. The memcpy beside it, which
+// alternates with it in rounds, is the same number of processes copying as much without exchange points:
+// equal rates mean that waiting is free.
 struct AllGather {
-  double gbs = 0, memcpy_gbs = 0;
+  std::vector<double> gbs, memcpy_gbs;  // by round
 };
-AllGather all_gather(int ranks, size_t bytes, int repeats);
-
-// How often to repeat an all-gather so that about `volume` bytes are copied into outboxes.
-int all_gather_repeats(int ranks, size_t bytes, size_t volume);
+AllGather all_gather(int ranks, size_t bytes, int rounds, double seconds);
 
 }  // namespace weft::bench

@@ -146,7 +146,7 @@ void run(const Options& options, const CorePair& cores) {
       (long long)shape.dense_width, (long long)shape.context);
   std::printf("instruction set %s, cores %d and %d, an empty exchange takes %.2f us\n",
               kernels::instruction_set(), cores.first, cores.second,
-              exchange_microseconds(2, options.quick ? 200 : 10'000));
+              summarize(empty_exchange(2, options.rounds, options.quick ? 1e-3 : 0.05).microseconds).median);
   for (const std::string& name : options.caches) {
     CacheFormat cache;
     for (const CacheDType type : kAllCacheDTypes) {

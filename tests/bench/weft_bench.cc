@@ -5,6 +5,7 @@
 #include "proto/command_line.h"
 #include "proto/vocab/units.h"
 #include "tests/bench/ceilings.h"
+#include "tests/bench/dcp_exchange.h"
 #include "tests/bench/exchange_measure.h"
 #include "tests/bench/figures.h"
 #include "tests/bench/guard.h"
@@ -28,18 +29,24 @@ Figure one(std::string group, std::string name, std::string unit, double value,
           {value, value, value, 1}, std::move(ceiling), std::move(note)};
 }
 
+double turn_seconds(const Settings& settings) { return settings.quick ? 1e-3 : 0.05; }
+
 // Forks, so before the client library starts its threads.
-Figure empty_exchange(const Settings& settings, int ranks) {
-  std::vector<double> latency;
-  for (int round = 0; round < settings.rounds; ++round) {
-    latency.push_back(exchange_microseconds(ranks, settings.quick ? 200 : 10'000));
+Figure empty_exchange_figure(const Settings& settings, int ranks) {
+  const Turns turns = empty_exchange(ranks, settings.rounds, turn_seconds(settings));
+  std::string note;
+  if (ranks > worker::usable_cores()) {
+    char text[96];
+    std::snprintf(text, sizeof text, "more ranks than cores: %.1f waits sleep, %.1f context switches",
+                  summarize(turns.sleeps).median,
+                  summarize(turns.voluntary).median + summarize(turns.involuntary).median);
+    note = text;
   }
-  const bool crowded = ranks > worker::usable_cores();
   return {.group = "collective",
           .name = "empty exchange, " + std::to_string(ranks) + " processes",
           .unit = "us",
-          .summary = summarize(std::move(latency)),
-          .note = crowded ? "more ranks than cores: every wait sleeps" : ""};
+          .summary = summarize(turns.microseconds),
+          .note = note};
 }
 
 Ceilings measure_ceilings(const Settings& settings, Report& report) {
@@ -58,7 +65,7 @@ Ceilings measure_ceilings(const Settings& settings, Report& report) {
   }
   out.barrier =
       report.add(one("ceiling", "plain spinning barrier, 2 threads", "us", barrier_microseconds(2, seconds)));
-  Figure exchange = empty_exchange(settings, 2);
+  Figure exchange = empty_exchange_figure(settings, 2);
   exchange.ceiling = Ceiling{"plain spinning barrier", out.barrier, true};
   out.exchange = report.add(std::move(exchange));
   return out;
@@ -73,25 +80,49 @@ void measure_drift(const Settings& settings, const Ceilings& ceilings, Report& r
   }
 }
 
+// Under dcp, beside three collectives: the share is how many times as long these take.
+void measure_dcp_exchange(const Settings& settings, Report& report) {
+  const StepPoints points = step_points(8);
+  report.add(one("collective", "exchange points that dcp(8) adds to tp, 78 layers", "points",
+                 static_cast<double>(points.replicated - points.tp), {},
+                 "query=replicated; gathered " + std::to_string(points.gathered - points.tp) +
+                     "; split index, in 21 layers " +
+                     std::to_string(points.replicated_split_index - points.tp)));
+  for (int ranks : {2, 4, 8}) {
+    for (int64_t batch : {1, 8, 64}) {
+      if (settings.quick && batch > 8) continue;
+      const DcpExchange dcp = measure_dcp({ranks, batch}, settings.rounds, turn_seconds(settings));
+      char note[160];
+      std::snprintf(
+          note, sizeof note, "%.2f without writing the partials; gathered queries %.1f us; %s for %s",
+          summarize(dcp.over_one_shot_net(dcp.three)).median, summarize(dcp.gathered.microseconds).median,
+          human_bytes(dcp.one_shot_bytes).c_str(), human_bytes(dcp.three_bytes).c_str());
+      report.add({.group = "collective",
+                  .name = "dcp(" + std::to_string(ranks) + ") partials, batch " + std::to_string(batch) +
+                          ", 64 heads of 512",
+                  .unit = "us",
+                  .summary = summarize(dcp.one_shot.microseconds),
+                  .ceiling = Ceiling{"gather, gather, reduce-scatter",
+                                     summarize(dcp.three.microseconds).median, true},
+                  .note = note});
+    }
+  }
+}
+
 void measure_collectives(const Settings& settings, Report& report) {
-  for (int ranks : {4, 8}) report.add(empty_exchange(settings, ranks));
+  for (int ranks : {4, 8}) report.add(empty_exchange_figure(settings, ranks));
   for (int ranks : {2, 4}) {
     for (int64_t bytes : {4 * kKiB, 256 * kKiB, 4 * kMiB}) {
-      const int repeats = all_gather_repeats(ranks, static_cast<size_t>(bytes),
-                                             static_cast<size_t>(settings.quick ? kMiB : 128 * kMiB));
-      std::vector<double> rates, plain;
-      for (int round = 0; round < settings.rounds; ++round) {
-        const AllGather rate = all_gather(ranks, static_cast<size_t>(bytes), repeats);
-        rates.push_back(rate.gbs);
-        plain.push_back(rate.memcpy_gbs);
-      }
+      const AllGather rates =
+          all_gather(ranks, static_cast<size_t>(bytes), settings.rounds, turn_seconds(settings));
       report.add({.group = "collective",
                   .name = "all-gather, " + std::to_string(ranks) + " ranks x " + human_bytes(bytes),
                   .unit = "GB/s",
-                  .summary = summarize(std::move(rates)),
-                  .ceiling = Ceiling{"memcpy by as many processes", summarize(std::move(plain)).median}});
+                  .summary = summarize(rates.gbs),
+                  .ceiling = Ceiling{"memcpy by as many processes", summarize(rates.memcpy_gbs).median}});
     }
   }
+  measure_dcp_exchange(settings, report);
 }
 
 int fail(const Error& failure, int code) {

@@ -57,7 +57,7 @@ namespace kv = weft::kv;
 
 // NOLINTBEGIN: names are the linker's
 #define GEMM _ZN4weft7kernels4gemmESt4spanIKNS0_4GemmELm18446744073709551615EERNS0_8ParallelE
-#define MERGE_PARTIALS _ZN4weft7kernels14merge_partialsEPflll
+#define FINISH_PARTIALS _ZN4weft7kernels15finish_partialsESt4spanIKPKfLm18446744073709551615EElPf
 #define FIND_SPLIT_TOP_K \
   _ZN4weft7kernels16find_split_top_kESt4spanIKNS0_5OfferELm18446744073709551615EElRNS0_9SplitTopKE
 #define ADD _ZN4weft7kernels3addEPfPKfl
@@ -99,33 +99,33 @@ void WRAP(GEMM)(std::span<const kernels::Gemm> products, kernels::Parallel& para
   }
 }
 
-// Called with count = V for the shards of one rank, and with count = c < V for what ranks sent each other.
-void REAL(MERGE_PARTIALS)(float* partials, int64_t count, int64_t stride, int64_t latent);
-void WRAP(MERGE_PARTIALS)(float* partials, int64_t count, int64_t stride, int64_t latent) {
-  if (count < kv::kShards && count > 1) {
-    if (is(Plant::kBf16Partials)) {
-      for (int64_t i = 0; i < count; ++i) {
-        for (int64_t j = 0; j < latent; ++j) {
-          partials[i * stride + j] = weft::test::to_bf16(partials[i * stride + j]);
-        }
+// Of what ranks sent each other.
+void REAL(FINISH_PARTIALS)(std::span<const float* const> partials, int64_t width, float* out);
+void WRAP(FINISH_PARTIALS)(std::span<const float* const> partials, int64_t width, float* out) {
+  const auto count = std::ssize(partials);
+  const int64_t words = kernels::partial_words(width);
+  std::vector<float> copies(static_cast<size_t>(count * words));
+  const auto copy = [&](int64_t i) { return copies.data() + i * words; };
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(copy(i), partials[static_cast<size_t>(i)], static_cast<size_t>(words) * sizeof(float));
+  if (is(Plant::kBf16Partials)) {
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t j = 0; j < width; ++j) copy(i)[j] = weft::test::to_bf16(copy(i)[j]);
+    }
+    kernels::merge_partials(copies.data(), count, words, width);
+  } else if (is(Plant::kMergeInRankOrder)) {
+    for (int64_t i = 1; i < count; ++i) kernels::merge_partial(copy(0), copy(i), width);
+  } else if (is(Plant::kOperandsSwapped)) {
+    for (int64_t half = count / 2; half >= 1; half /= 2) {
+      for (int64_t i = 0; i < half; ++i) {
+        kernels::merge_partial(copy(i + half), copy(i), width);
+        std::memcpy(copy(i), copy(i + half), static_cast<size_t>(words) * sizeof(float));
       }
     }
-    if (is(Plant::kMergeInRankOrder)) {
-      for (int64_t i = 1; i < count; ++i) kernels::merge_partial(partials, partials + i * stride, latent);
-      return;
-    }
-    if (is(Plant::kOperandsSwapped)) {
-      for (int64_t half = count / 2; half >= 1; half /= 2) {
-        for (int64_t i = 0; i < half; ++i) {
-          kernels::merge_partial(partials + (i + half) * stride, partials + i * stride, latent);
-          std::memcpy(partials + i * stride, partials + (i + half) * stride,
-                      static_cast<size_t>(kernels::partial_words(latent)) * sizeof(float));
-        }
-      }
-      return;
-    }
+  } else {
+    return REAL(FINISH_PARTIALS)(partials, width, out);
   }
-  REAL(MERGE_PARTIALS)(partials, count, stride, latent);
+  kernels::finish_partial(copies.data(), width, out);
 }
 
 void REAL(FIND_SPLIT_TOP_K)(std::span<const kernels::Offer> offers, int64_t top_k, kernels::SplitTopK& out);

@@ -507,6 +507,46 @@ TEST(Attention, CountsThatAreNoPowerOfTwoMergeAscending) {
   }
 }
 
+// What merges where the partials lie gives the bits of copying, merging and dividing, for any number of them,
+// any width, and with empty ones anywhere.
+TEST(Attention, FinishingPartialsWhereTheyLie) {
+  each_instruction_set([&] {
+    for (uint64_t seed = 1; seed <= 60; ++seed) {
+      SplitMix64 random(seed);
+      const auto count = static_cast<int64_t>(random.below(9)) + 1;
+      const auto width = static_cast<int64_t>(random.below(seed % 2 == 0 ? 40 : 600)) + 1;
+      const int64_t words = partial_words(width);
+      const bool empties = random.below(2) == 0;
+      std::vector<float> partials(static_cast<size_t>(count * words));
+      std::vector<const float*> sources;
+      for (int64_t i = 0; i < count; ++i) {
+        float* partial = partials.data() + i * words;
+        sources.push_back(partial);
+        int32_t m = kEmptyPartial;
+        if (!empties || random.below(3) != 0) {
+          // Near enough to each other, or so far apart that the smaller one vanishes, or is flushed in part.
+          m = static_cast<int32_t>(random.below(8)) - (random.below(4) == 0 ? 130 : 4);
+          for (int64_t j = 0; j <= width; ++j)
+            partial[j] = std::ldexp(static_cast<float>(random.below(20001)) - 10000,
+                                    static_cast<int>(random.below(12)) - 24);
+          partial[width] = std::abs(partial[width]) + 0.5f;
+          if (random.below(20) == 0) partial[0] = -0.0f;
+        }
+        std::memcpy(partial + width + 1, &m, sizeof m);
+      }
+      const std::vector<float> before = partials;
+      std::vector<float> out(static_cast<size_t>(width + 1), 7.0f), expected(static_cast<size_t>(width));
+      finish_partials(sources, width, out.data());
+      EXPECT_EQ(std::memcmp(partials.data(), before.data(), partials.size() * 4), 0) << "seed " << seed;
+      merge_partials(partials.data(), count, words, width);
+      finish_partial(partials.data(), width, expected.data());
+      EXPECT_EQ(first_difference(out.data(), expected.data(), width), -1)
+          << "seed " << seed << " count " << count << " width " << width;
+      EXPECT_EQ(out.back(), 7.0f);
+    }
+  });
+}
+
 TEST(Attention, EmptyListsAndEmptyPartials) {
   each_instruction_set([&] {
     SplitMix64 random(9);

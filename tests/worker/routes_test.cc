@@ -148,7 +148,8 @@ struct Player {
   template <typename Body>  // body(offset in floats, row, word)
   void queries(const SpanRoute& span, int from, const Body& body) const {
     if (!span.gathers_query() && !span.pass_query) return;
-    const size_t at = queries_offset(layout, config, DType::kF32, span, from) / sizeof(float);
+    const size_t at =
+        queries_offsets(layout, config, DType::kF32, from)[static_cast<size_t>(span.index)] / sizeof(float);
     const int64_t words = (span.pass_query ? config.heads : heads(span, from)) * config.entry_width();
     const int64_t rows = span.pass_query ? layout.owned_rows(span, from).size() : span.rows;
     for (int64_t row = 0; row < rows; ++row) {
@@ -201,7 +202,7 @@ struct Player {
 
   template <typename Body>
   void slice(const SpanRoute& span, int from, int member, int round, const Body& body) const {
-    const auto at = static_cast<int64_t>(partials_offset(layout, config, span, from, member, round));
+    const auto at = static_cast<int64_t>(PartialsMap(layout, config, from, round).offset(span, member));
     const int64_t words = heads(span, member) * kernels::partial_words(config.value_width());
     for (int64_t row = 0; row < span.rows; ++row) {
       for (int64_t i = 0; i < words; ++i) body(at + row * words + i, row, i);

@@ -72,6 +72,7 @@ void Exchange::begin_epoch(Epoch epoch) {
   epoch_ = epoch;
   passed_ = 0;
   waited_ = Duration::zero();
+  sleeps_ = 0;
   // The bit of a process that died asleep.
   control_.exchange_bell().sleepers.fetch_and(~mask_of(rank_), std::memory_order_seq_cst);
   kv::RankState& state = control_.rank_state(rank_);
@@ -117,6 +118,7 @@ RankMask Exchange::wait_for_all(uint32_t target) {
       state.waiting_for.store(absent, std::memory_order_relaxed);
       const Duration left = deadline_ - (monotonic_now() - start);
       if (left <= Duration::zero()) break;
+      ++sleeps_;
       kv::futex_wait(bell.rings, heard, left);
     }
     bell.sleepers.fetch_and(~mask_of(rank_), std::memory_order_seq_cst);

@@ -71,6 +71,7 @@ class Exchange {
   int rank_count() const { return static_cast<int>(mailboxes_.size()); }
   uint32_t passed() const { return passed_; }  // in this epoch
   Duration waited() const { return waited_; }  // in this epoch, inside pass()
+  uint64_t sleeps() const { return sleeps_; }  // in this epoch: waits on the bell, each ended by a wake-up
 
  private:
   // Ranks that have not published point `target`.
@@ -88,6 +89,7 @@ class Exchange {
   Duration deadline_ = kDefaultDeadline;
   Spinner spinner_;
   Duration waited_{0};
+  uint64_t sleeps_ = 0;
 };
 
 }  // namespace weft::worker

@@ -243,21 +243,6 @@ size_t query_bytes(const StepLayout& layout, const ModelConfig& config, DType qu
   return static_cast<size_t>(heads * config.key_width()) * dtype_bytes(query_dtype);
 }
 
-// Calls body(span, member, floats) for the partials that `from` sends in a round, in the order of its outbox.
-template <typename Body>
-void for_partials(const StepLayout& layout, const ModelConfig& config, int from, int round,
-                  const Body& body) {
-  const int64_t words = kernels::partial_words(config.value_width());
-  for (const SpanRoute& span : layout.spans()) {
-    if (!span.dcp() || !span.grouping.contains(from)) continue;
-    const int first = group_first(from, span.grouping.c);
-    for (int member = first; member < first + span.grouping.c; ++member) {
-      if (!sends_partials(span, from, member, round)) continue;
-      body(span, member, span.rows * kv::rank_heads(span.grouping, member, config.heads).size() * words);
-    }
-  }
-}
-
 }  // namespace
 
 EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config, DType query_dtype,
@@ -278,13 +263,15 @@ EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config
   return out;
 }
 
-size_t queries_offset(const StepLayout& layout, const ModelConfig& config, DType query_dtype,
-                      const SpanRoute& span, int from) {
+std::vector<size_t> queries_offsets(const StepLayout& layout, const ModelConfig& config, DType query_dtype,
+                                    int from) {
+  std::vector<size_t> offsets;
   size_t at = 0;
-  for (int i = 0; i < span.index; ++i) {
-    at += query_bytes(layout, config, query_dtype, layout.spans()[static_cast<size_t>(i)], from);
+  for (const SpanRoute& span : layout.spans()) {
+    offsets.push_back(at);
+    at += query_bytes(layout, config, query_dtype, span, from);
   }
-  return at;
+  return offsets;
 }
 
 bool sends_partials(const SpanRoute& span, int from, int member, int round) {
@@ -295,15 +282,26 @@ bool sends_partials(const SpanRoute& span, int from, int member, int round) {
   return bit > 0 && (class_of(span, from) ^ class_of(span, member)) / bit == 1;
 }
 
-size_t partials_offset(const StepLayout& layout, const ModelConfig& config, const SpanRoute& span, int from,
-                       int member, int round) {
-  int64_t at = 0, found = -1;
-  for_partials(layout, config, from, round, [&](const SpanRoute& other, int slice, int64_t floats) {
-    if (other.index == span.index && slice == member) found = at;
-    at += floats;
-  });
-  CHECK(found >= 0, "span ", span.index, ": ", from, " sends no partials of ", member, " in round ", round);
-  return static_cast<size_t>(found);
+PartialsMap::PartialsMap(const StepLayout& layout, const ModelConfig& config, int from, int round)
+    : ranks_(static_cast<size_t>(layout.rank_count())), offset_(layout.spans().size() * ranks_, -1) {
+  const int64_t words = kernels::partial_words(config.value_width());
+  for (const SpanRoute& span : layout.spans()) {
+    if (!span.dcp() || !span.grouping.contains(from)) continue;
+    const int first = group_first(from, span.grouping.c);
+    for (int member = first; member < first + span.grouping.c; ++member) {
+      if (!sends_partials(span, from, member, round)) continue;
+      offset_[static_cast<size_t>(span.index) * ranks_ + static_cast<size_t>(member)] =
+          static_cast<int64_t>(floats_);
+      floats_ +=
+          static_cast<size_t>(span.rows * kv::rank_heads(span.grouping, member, config.heads).size() * words);
+    }
+  }
+}
+
+size_t PartialsMap::offset(const SpanRoute& span, int member) const {
+  const int64_t offset = offset_[static_cast<size_t>(span.index) * ranks_ + static_cast<size_t>(member)];
+  CHECK(offset >= 0, "span ", span.index, ": no partials of ", member, " are sent");
+  return static_cast<size_t>(offset);
 }
 
 bool reads_for(const SpanRoute& span, const ModelConfig& config, int rank_count, int reader, int owner,
@@ -315,8 +313,7 @@ bool reads_for(const SpanRoute& span, const ModelConfig& config, int rank_count,
 
 std::vector<PassedPartials> passed_partials(const StepLayout& layout, const ModelConfig& config, int reader) {
   std::vector<PassedPartials> out;
-  int64_t at = 0;
-  for_partials(layout, config, reader, 0, [&](const SpanRoute&, int, int64_t floats) { at += floats; });
+  auto at = static_cast<int64_t>(PartialsMap(layout, config, reader, 0).floats());
   const int64_t words = config.group_heads() * kernels::partial_words(config.value_width());
   for (const SpanRoute& span : layout.spans()) {
     for (int owner = 0; owner < layout.rank_count() && span.pass_query; ++owner) {

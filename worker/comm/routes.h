@@ -161,17 +161,27 @@ struct EntriesOutbox {
 EntriesOutbox entries_outbox(const StepLayout& layout, const ModelConfig& config, DType query_dtype,
                              int from);
 
-// Byte offset of the queries of a span that gathers them, in from's outbox of kEntries.
-size_t queries_offset(const StepLayout& layout, const ModelConfig& config, DType query_dtype,
-                      const SpanRoute& span, int from);
+// Byte offsets of the queries of spans that gather or pass them, by span, in from's outbox of kEntries.
+std::vector<size_t> queries_offsets(const StepLayout& layout, const ModelConfig& config, DType query_dtype,
+                                    int from);
 
 // Whether `from` sends the partials of `member`'s heads in a round of kPartials. All to all: in round 0,
 // unless it is the member. Tree: the classes of both differ in bit (log2 c − 1 − round), and above it not;
 // they go to the rank whose class differs from from's in that bit alone.
 bool sends_partials(const SpanRoute& span, int from, int member, int round);
-// Their offset in floats in from's outbox.
-size_t partials_offset(const StepLayout& layout, const ModelConfig& config, const SpanRoute& span, int from,
-                       int member, int round);
+// Where what `from` sends in a round lies in its outbox. Made once and asked often: by the number of spans.
+class PartialsMap {
+ public:
+  PartialsMap(const StepLayout& layout, const ModelConfig& config, int from, int round);
+  // In floats; CHECKs that it is sent.
+  size_t offset(const SpanRoute& span, int member) const;
+  size_t floats() const { return floats_; }  // of all
+
+ private:
+  size_t ranks_;
+  std::vector<int64_t> offset_;  // by span and member; −1: not sent
+  size_t floats_ = 0;
+};
 
 // Whether `reader` computes partials of a part for the rows that `owner` has of a span that passes queries:
 // of its own residue class.

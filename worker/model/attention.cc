@@ -71,11 +71,8 @@ struct AttentionPhase::Work {
 void AttentionPhase::Work::publish_queries() {
   for (const SpanRoute& span : state.layout.spans()) {
     if (!span.gathers_query() || !state.attends(span)) continue;
-    std::memcpy(
-        state.exchange.outbox().data() +
-            queries_offset(state.layout, state.config, state.setup.cache.query_dtype(), span, state.rank),
-        ends->wide_query(span),
-        static_cast<size_t>(span.rows * heads_of(span.grouping, state.rank).size() * query_bytes()));
+    std::memcpy(state.exchange.outbox().data() + state.query_offset(span, state.rank), ends->wide_query(span),
+                static_cast<size_t>(span.rows * heads_of(span.grouping, state.rank).size() * query_bytes()));
   }
 }
 
@@ -103,10 +100,9 @@ void AttentionPhase::Work::attend_wide(int64_t layer) {
     if (readers.empty()) return;
     const bool received = member != state.rank && span.gathers_query();
     const kv::Range source = received ? heads : ends->query_heads(span);
-    const std::byte* queries =
-        received ? state.exchange.inbox(member).data() +
-                       queries_offset(state.layout, config, state.setup.cache.query_dtype(), span, member)
-                 : ends->wide_query(span);
+    const std::byte* queries = received
+                                   ? state.exchange.inbox(member).data() + state.query_offset(span, member)
+                                   : ends->wide_query(span);
     float* out = span.dcp() ? partials.at(span, member) : z_of(span);
     for (int64_t row = 0; row < span.rows; ++row) {
       const int64_t head = row * heads.size() + readers.begin - heads.begin;
@@ -285,7 +281,9 @@ AttentionPhase::AttentionPhase(StepState& state) : work_(std::make_unique<Work>(
 AttentionPhase::~AttentionPhase() = default;
 
 void AttentionPhase::begin_step() {
+  work_->state.query_offsets.clear();
   work_->selection.reset();
+  work_->partials.begin_step();
   work_->pass_query.begin_step();
 }
 

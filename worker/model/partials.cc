@@ -19,6 +19,17 @@ std::vector<int> Partials::members_of(const SpanRoute& span) const {
   return members;
 }
 
+void Partials::begin_step() {
+  maps_.clear();
+  maps_.resize(static_cast<size_t>(state_.layout.partial_rounds() * state_.rank_count));
+}
+
+size_t Partials::offset(const SpanRoute& span, int from, int member, int round) {
+  auto& map = maps_[static_cast<size_t>(round * state_.rank_count + from)];
+  if (!map) map.emplace(state_.layout, state_.config, from, round);
+  return map->offset(span, member);
+}
+
 void Partials::begin_layer() {
   offset_.assign(state_.layout.spans().size(), 0);
   int64_t size = 0;
@@ -43,16 +54,14 @@ float* Partials::kept(const SpanRoute& span, int member) {
 
 float* Partials::at(const SpanRoute& span, int member) {
   if (span.tree_partials || member == state_.rank) return kept(span, member);
-  return state_.outbox() + partials_offset(state_.layout, state_.config, span, state_.rank, member, 0);
+  return state_.outbox() + offset(span, state_.rank, member, 0);
 }
 
 void Partials::send(const SpanRoute& span, int round) {
   for (const int member : members_of(span)) {
     if (!sends_partials(span, state_.rank, member, round)) continue;
-    std::memcpy(
-        state_.outbox() + partials_offset(state_.layout, state_.config, span, state_.rank, member, round),
-        kept(span, member),
-        static_cast<size_t>(span.rows * heads_of(span, member) * words()) * sizeof(float));
+    std::memcpy(state_.outbox() + offset(span, state_.rank, member, round), kept(span, member),
+                static_cast<size_t>(span.rows * heads_of(span, member) * words()) * sizeof(float));
   }
 }
 
@@ -63,8 +72,7 @@ void Partials::receive(const SpanRoute& span, int round) {
                       kv::class_owner(class_of(span, state_.rank) ^ (c >> (round + 1)), span.origin, c);
   for (const int member : members_of(span)) {
     if (!sends_partials(span, partner, member, round)) continue;
-    const float* from =
-        state_.inbox(partner) + partials_offset(state_.layout, state_.config, span, partner, member, round);
+    const float* from = state_.inbox(partner) + offset(span, partner, member, round);
     float* mine = kept(span, member);
     const int64_t count = span.rows * heads_of(span, member);
     for_rows(state_.parallel, count, 32, [&](int64_t begin, int64_t end) {
@@ -77,36 +85,30 @@ void Partials::receive(const SpanRoute& span, int round) {
 }
 
 // The partials of this rank's heads from all members, by residue class.
-void Partials::merge_classes(const SpanRoute& span) {
+void Partials::finish_classes(const SpanRoute& span, float* out) {
   const int c = span.grouping.c;
-  const int64_t row_words = heads_of(span, state_.rank) * words();
-  if (row_words == 0) return;
+  const int64_t count = span.rows * heads_of(span, state_.rank), width = state_.config.value_width();
+  if (count == 0) return;
   std::vector<const float*> sources(static_cast<size_t>(c));  // by class
   for (const int member : members_of(span)) {
     sources[static_cast<size_t>(class_of(span, member))] =
         member == state_.rank ? kept(span, member)
-                              : state_.inbox(member) + partials_offset(state_.layout, state_.config, span,
-                                                                       member, state_.rank, 0);
+                              : state_.inbox(member) + offset(span, member, state_.rank, 0);
   }
-  for_rows(state_.parallel, span.rows, 4, [&](int64_t begin, int64_t end) {
-    std::vector<float> classes(static_cast<size_t>(c * row_words));
-    for (int64_t row = begin; row < end; ++row) {
-      for (int i = 0; i < c; ++i) {
-        std::memcpy(classes.data() + i * row_words, sources[static_cast<size_t>(i)] + row * row_words,
-                    static_cast<size_t>(row_words) * sizeof(float));
-      }
-      for (int64_t at = 0; at < row_words; at += words()) {
-        kernels::merge_partials(classes.data() + at, c, row_words, state_.config.value_width());
-      }
-      std::memcpy(kept(span, state_.rank) + row * row_words, classes.data(),
-                  static_cast<size_t>(row_words) * sizeof(float));
+  for_rows(state_.parallel, count, 32, [&](int64_t begin, int64_t end) {
+    std::vector<const float*> partials(sources);
+    for (const float*& partial : partials) partial += begin * words();
+    for (int64_t i = begin; i < end; ++i) {
+      kernels::finish_partials(partials, width, out + i * width);
+      for (const float*& partial : partials) partial += words();
     }
   });
   state_.count(span.index, kv::CrossKind::kPartials,
-               span.rows * (c - 1) * row_words * static_cast<int64_t>(sizeof(float)));
+               (c - 1) * count * words() * static_cast<int64_t>(sizeof(float)));
 }
 
-void Partials::finish(const SpanRoute& span, float* out) {
+// What the rounds of a tree have merged of this rank's heads.
+void Partials::finish_tree(const SpanRoute& span, float* out) {
   const int64_t width = state_.config.value_width();
   const float* partials = kept(span, state_.rank);
   for_rows(state_.parallel, span.rows * heads_of(span, state_.rank), 32, [&](int64_t begin, int64_t end) {
@@ -126,12 +128,12 @@ Result<void> Partials::exchange(int layer, const std::function<float*(const Span
     if (round == 0) after_first();
     for (const SpanRoute& span : state_.layout.spans()) {
       if (!span.dcp() || !span.grouping.contains(state_.rank)) continue;
-      if (!span.tree_partials && round == 0) merge_classes(span);
+      if (!span.tree_partials && round == 0) finish_classes(span, out(span));
       if (span.tree_partials && span.grouping.c >> (round + 1) > 0) receive(span, round);
     }
   }
   for (const SpanRoute& span : state_.layout.spans()) {
-    if (span.dcp() && span.grouping.contains(state_.rank)) finish(span, out(span));
+    if (span.tree_partials && span.dcp() && span.grouping.contains(state_.rank)) finish_tree(span, out(span));
   }
   return {};
 }

@@ -2,13 +2,15 @@
 // to the owners of the heads, and how they merge down the upper tree.
 //
 // All to all: what attention computes for other members goes straight into the outbox, and the owner merges
-// all c classes. Tree: everything is kept here first; in each round partners (whose classes differ in one
-// bit, the highest first) send each other the half of the heads that the other is on the way to, and merge.
-// Both merge the same pairs in the same order, so they are equal to the bit. Belongs to the thread that runs
-// the step.
+// all c classes where they lie. Tree: everything is kept here first; in each round partners (whose classes
+// differ in one bit, the highest first) send each other the half of the heads that the other is on the way
+// to, and merge. Both merge the same pairs in the same order, so they are equal to the bit. Belongs to the
+// thread that runs the step.
 #pragma once
 
 #include <functional>
+#include <optional>
+#include <vector>
 
 #include "worker/model/step_state.h"
 
@@ -18,6 +20,8 @@ class Partials {
  public:
   explicit Partials(StepState& state) : state_(state) {}
 
+  // Once the layout of a step, or of a further guess, is known.
+  void begin_step();
   // Before attention of a layer. Pointers of at() are valid until exchange().
   void begin_layer();
   // For the heads of a member of this rank's c-group, of the rows of a dcp span: [rows][heads of the
@@ -34,14 +38,16 @@ class Partials {
   int64_t heads_of(const SpanRoute& span, int member) const;
   std::vector<int> members_of(const SpanRoute& span) const;
   float* kept(const SpanRoute& span, int member);
+  size_t offset(const SpanRoute& span, int from, int member, int round);
   void send(const SpanRoute& span, int round);
   void receive(const SpanRoute& span, int round);
-  void merge_classes(const SpanRoute& span);
-  void finish(const SpanRoute& span, float* out);
+  void finish_classes(const SpanRoute& span, float* out);
+  void finish_tree(const SpanRoute& span, float* out);
 
   StepState& state_;
   std::vector<float> kept_;      // by dcp span: own heads; tree: of each member of the c-group
   std::vector<int64_t> offset_;  // by span, in kept_
+  std::vector<std::optional<PartialsMap>> maps_;  // by round and rank that sends; made when first asked
 };
 
 }  // namespace weft::worker

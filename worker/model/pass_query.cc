@@ -17,11 +17,9 @@ void PassQuery::publish(const std::byte* whole_query) {
   for_spans([&](const SpanRoute& span) {
     const kv::Range rows = state_.layout.owned_rows(span, state_.rank);
     if (rows.empty()) return;
-    std::memcpy(
-        state_.exchange.outbox().data() +
-            queries_offset(state_.layout, state_.config, state_.setup.cache.query_dtype(), span, state_.rank),
-        whole_query + (rows.begin - state_.layout.wide_count()) * row_bytes,
-        static_cast<size_t>(rows.size() * row_bytes));
+    std::memcpy(state_.exchange.outbox().data() + state_.query_offset(span, state_.rank),
+                whole_query + (rows.begin - state_.layout.wide_count()) * row_bytes,
+                static_cast<size_t>(rows.size() * row_bytes));
   });
 }
 
@@ -67,8 +65,7 @@ void PassQuery::add_jobs(const Reading& reading, const std::byte* whole_query, s
   if (rows.empty()) return;
   const std::byte* queries =
       mine ? whole_query + (rows.begin - state_.layout.wide_count()) * config.heads * head_bytes()
-           : state_.exchange.inbox(reading.owner).data() +
-                 queries_offset(state_.layout, config, state_.setup.cache.query_dtype(), span, reading.owner);
+           : state_.exchange.inbox(reading.owner).data() + state_.query_offset(span, reading.owner);
   float* out = (mine ? own_.data() : state_.outbox()) + reading.offset;
   for (int64_t i = 0; i < rows.size(); ++i) {
     AttendJob job;
@@ -93,7 +90,6 @@ void PassQuery::attend(int64_t layer, const std::byte* whole_query) {
 
 void PassQuery::finish_part(const SpanRoute& span, int64_t part, float* z) {
   const ModelConfig& config = state_.config;
-  const int c = span.grouping.c;
   const kv::Range rows = state_.layout.owned_rows(span, state_.rank);
   const int64_t words = kernels::partial_words(config.value_width()), width = config.value_width();
   std::vector<const float*> partials;  // by class
@@ -105,17 +101,14 @@ void PassQuery::finish_part(const SpanRoute& span, int64_t part, float* z) {
   }
   state_.count(span.index, kv::CrossKind::kPartials, received * static_cast<int64_t>(sizeof(float)));
   for_rows(state_.parallel, rows.size(), 4, [&](int64_t begin, int64_t end) {
-    std::vector<float> classes(static_cast<size_t>(c * part_words()));
+    std::vector<const float*> heads(partials);
+    for (const float*& head : heads) head += begin * part_words();
     for (int64_t row = begin; row < end; ++row) {
-      for (int i = 0; i < c; ++i) {
-        std::memcpy(classes.data() + i * part_words(), partials[static_cast<size_t>(i)] + row * part_words(),
-                    static_cast<size_t>(part_words()) * sizeof(float));
-      }
       const int64_t home = rows.begin - state_.layout.wide_count() + row;
       float* out = z + (home * config.heads + part * config.group_heads()) * width;
-      for (int64_t head = 0; head < config.group_heads(); ++head) {
-        kernels::merge_partials(classes.data() + head * words, c, part_words(), width);
-        kernels::finish_partial(classes.data() + head * words, width, out + head * width);
+      for (int64_t i = 0; i < config.group_heads(); ++i) {
+        kernels::finish_partials(heads, width, out + i * width);
+        for (const float*& head : heads) head += words;
       }
     }
   });

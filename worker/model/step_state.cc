@@ -51,6 +51,13 @@ const float* StepState::inbox(int from) const {
   return lone_outbox.data();
 }
 
+size_t StepState::query_offset(const SpanRoute& span, int from) {
+  query_offsets.resize(static_cast<size_t>(rank_count));
+  std::vector<size_t>& offsets = query_offsets[static_cast<size_t>(from)];
+  if (offsets.empty()) offsets = queries_offsets(layout, config, setup.cache.query_dtype(), from);
+  return offsets[static_cast<size_t>(span.index)];
+}
+
 void for_rows(kernels::Parallel& parallel, int64_t rows, int64_t at_once,
               const std::function<void(int64_t begin, int64_t end)>& body) {
   if (rows == 0) return;

@@ -105,6 +105,10 @@ struct StepState {
   float* outbox();
   const float* inbox(int from) const;
   std::vector<float> lone_outbox;
+
+  // Byte offset of a span's queries in from's outbox of kEntries. Worked out when first asked for.
+  size_t query_offset(const SpanRoute& span, int from);
+  std::vector<std::vector<size_t>> query_offsets;  // by rank; AttentionPhase::begin_step() forgets them
 };
 
 // Runs body(begin, end) over consecutive ranges of rows.
