@@ -152,6 +152,7 @@ wire::ControlReply ControlService::status() const {
 void ControlService::fill_status(const RequestRecord& record, wire::RequestStatus* to) const {
   to->set_request(number(record.id));
   to->set_state(record.outcome);
+  to->set_error(record.failure);
   to->set_prompt_tokens(as_unsigned(record.prompt_tokens));
   to->set_cached_tokens(as_unsigned(record.cached_tokens));
   to->set_computed_tokens(as_unsigned(record.computed_tokens));

@@ -49,10 +49,13 @@ kv::CostSpan decode_step(const Subject& subject, const controlplane::Placement& 
   return span;
 }
 
+// Whether it counts at their most what data decides.
 template <typename Line>
-void fill_step(const Subject& subject, const kv::CostSpan& span, Line* to) {
-  fill_crossed(kv::total_step_cost(subject.model, span).crossed, to->mutable_per_step());
+bool fill_step(const Subject& subject, const kv::CostSpan& span, Line* to) {
+  const kv::Cost cost = kv::total_step_cost(subject.model, span);
+  fill_crossed(cost.crossed, to->mutable_per_step());
   to->set_exchanges(static_cast<uint64_t>(kv::step_exchanges(subject.model, {&span, 1})));
+  return !cost.exact;
 }
 
 kv::StoredBytes stored_under(const Subject& subject, const controlplane::Placement& placement) {
@@ -111,7 +114,9 @@ void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& p
       wire::GroupingCost* line = to->Add();
       line->set_decode(kv::decode_name(wish));
       line->set_index(kv::index_name(index));
-      line->set_present(running && snapshot->placement == placement);
+      // On one rank the index is where the entries are, whatever was asked for.
+      line->set_present(running && (one_rank ? snapshot->placement.grouping == placement.grouping
+                                             : snapshot->placement == placement));
       fill_stored(stored_under(subject, placement), limits.rank_count, line->mutable_stored());
       fill_step(subject, decode_step(subject, placement, asked_for.mechanisms), line);
       line->set_step_ns(static_cast<uint64_t>(latest_step_ns(record, placement)));
@@ -136,7 +141,7 @@ void add_line(const Subject& subject, const char* phase, const std::string& name
   line->set_phase(phase);
   line->set_mechanism(name);
   line->set_present(present);
-  fill_step(subject, span, line);
+  line->set_at_most(fill_step(subject, span, line));
   const kv::StoredBytes stored = kv::stored_bytes(subject.model.geometry, span.residency, subject.tokens,
                                                   subject.origin, subject.rank_count);
   int64_t most = 0;
@@ -168,12 +173,14 @@ void fill_decode_mechanisms(const Subject& subject, const controlplane::Limits& 
   }
 }
 
-// The last chunk of the prompt, as long as a step allows. Entries that rows select are counted at their most.
+// The last chunk of what of the prompt is computed, if it has the steps to itself.
 void fill_prefill_mechanisms(const Subject& subject, const controlplane::Limits& limits,
                              const controlplane::GroupingWish& wish, const controlplane::Placement& now,
-                             int64_t prompt, Lines* to) {
+                             int64_t prompt, int64_t cached, Lines* to) {
   kv::CostSpan chunk = decode_step(subject, now, wish.mechanisms);
-  chunk.rows = std::min(prompt, limits.max_step_rows);
+  const int64_t most = limits.max_chunk_rows > 0 ? std::min(limits.max_chunk_rows, limits.max_step_rows)
+                                                 : limits.max_step_rows;
+  chunk.rows = (prompt - cached - 1) % most + 1;
   chunk.start = prompt - chunk.rows;
   const auto resolve = [&](kv::CostSpan& span) {
     const bool passes = controlplane::passes_query(limits, now, span.split, span.mechanisms.context,
@@ -218,7 +225,8 @@ void fill_mechanisms(const RequestRecord& record, const controlplane::ControlPla
   const controlplane::GroupingWish wish = running ? snapshot->wish : record.wish;
   const int base = running ? snapshot->placement.grouping.base : 0;
   const auto now = controlplane::placement_of(limits, wish.decode, wish.index, base);
-  fill_prefill_mechanisms(subject, limits, wish, now, record.prompt_tokens, to);
+  const int64_t cached = snapshot ? snapshot->cached_tokens : record.cached_tokens;
+  fill_prefill_mechanisms(subject, limits, wish, now, record.prompt_tokens, cached, to);
   if (now.grouping.width > 1) fill_decode_mechanisms(subject, limits, wish, now, to);
 }
 

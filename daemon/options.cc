@@ -118,18 +118,19 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
 
   const char* scheduling = "Scheduling";
   app.add_option("--prefill", raw.prefill,
-                 "how prompts are split: zigzag, interleave, contiguous or none (default: zigzag)")
+                 "how prompts are split: zigzag, interleave, contiguous or none (default: as last set, at "
+                 "first zigzag)")
       ->type_name("SPLIT")
       ->group(scheduling);
   app.add_option("--decode", raw.decode,
                  "how answers are decoded: tp, dcp(C), dp, or in groups of G workers: dp(G)xdcp(C), dp(G)xtp "
-                 "(default: tp)")
+                 "(default: as last set, at first tp)")
       ->type_name("GROUPING")
       ->group(scheduling);
   app.add_option(
          "--index", raw.index,
          "how index keys are placed: copied (copied(C): scored in C parts) or split (split(C): over C "
-         "workers) (default: copied)")
+         "workers) (default: as last set, at first copied)")
       ->type_name("MODE")
       ->group(scheduling);
   app.add_option(
@@ -153,7 +154,9 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->check(between(int64_t{1}, controlplane::kDraftTokensMax))
       ->capture_default_str()
       ->group(scheduling);
-  app.add_option("--max-step-rows", options.max_step_rows, "rows of one step: the prefill chunk budget")
+  app.add_option("--max-step-rows", options.max_step_rows,
+                 "rows of one step: the prefill chunk budget; fewer make shorter gaps between tokens "
+                 "while prompts are read")
       ->type_name("N")
       ->check(between(int64_t{1}, int64_t{1} << 16))
       ->capture_default_str()
@@ -256,7 +259,10 @@ Result<void> check_devices(const RawOptions& raw, Options& options) {
       return bad_option("workers", std::to_string(options.workers) + " ranks but only " +
                                        std::to_string(options.devices.size()) + " devices");
     }
-    options.devices.resize(static_cast<size_t>(options.workers));
+    if (options.devices.size() > static_cast<size_t>(options.workers)) {
+      return bad_option("devices", std::to_string(options.devices.size()) + " devices but --workers " +
+                                       std::to_string(options.workers));
+    }
   }
   const int cores = std::max(1u, std::thread::hardware_concurrency());
   options.threads_per_worker = raw.threads > 0 ? raw.threads : std::max(1, cores / options.workers);

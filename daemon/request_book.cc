@@ -99,6 +99,7 @@ void RequestBook::finish(RequestId id, const controlplane::FinishedNotice& notic
   record.stored = notice.stored;
   record.change_waits = notice.change_waits;
   record.outcome = controlplane::finish_reason_name(notice.reason);
+  if (notice.reason == controlplane::FinishReason::kError) record.failure = notice.error.text();
   finished_.push_back(std::move(record));
   running_.erase(found);
   if (finished_.size() > kFinishedKept) finished_.pop_front();

@@ -67,6 +67,7 @@ struct RequestRecord {
   StoredBytes stored{};       // when it ended
   bool change_waits = false;  // when it ended: a change that was accepted never came into a step
   std::string outcome;        // finish_reason_name; empty while it runs
+  std::string failure;        // why, where the outcome is an error
 };
 
 class RequestBook {

@@ -140,6 +140,7 @@ TEST(Options, BadValuesAreNamed) {
       {{"--index-scales", "f32"}, "index keys are stored as f32, which has no scales"},
       {{"--weight-dtype", "int4"}, "--weight-dtype"},
       {{"--workers", "2", "--devices", "cpu:0"}, "2 ranks but only 1 devices"},
+      {{"--workers", "1", "--devices", "cpu:0,cpu:0"}, "2 devices but --workers 1"},
       {{"--devices", "cpu:banana"}, "--devices"},
       {{"--devices", "cpu:1023"}, "not available"},
       {{"--devices", "tpu"}, "--devices"},

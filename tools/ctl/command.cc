@@ -68,17 +68,20 @@ Command generate() {
        decode_option("grouping while decoding: tp, dp, dcp(4); in groups of 4 ranks: dp(4)xdcp(2), dp(4)xtp"),
        index_option("index keys: copied, copied(4) (scored in 4 parts), split, split(4)"),
        mechanisms_option(),
-       {"--digest", "", "print the SHA-256 over the digests of all positions' logits", &A::digest},
+       {"--digest", "",
+        "print the SHA-256 over the digests of the logits of all positions computed (not of a prefix hit)",
+        &A::digest},
        {"--speculative",
         "SOURCE",
         "where drafts of the next tokens come from: off, lookup, mtp; the answer is the same",
         &A::speculative,
         Check::kChoice,
         {"off", "lookup", "mtp"}},
-       {"--draft-tokens", "K", "drafts in one step at most, 1 to 16", &A::draft_tokens},
+       {"--draft-tokens", "K", "drafts in one step at most, 1 to 16; default: the daemon's",
+        &A::draft_tokens},
        {"--priority", "N", "smaller is more urgent, -1000 to 1000, default 0: who is let in and read first",
         &A::priority},
-       {"--deadline", "SECONDS", "end with an error if it is not done by then", &A::deadline_s},
+       {"--deadline", "SECONDS", "end with an error (exit code 6) if it is not done by then", &A::deadline_s},
        {"--no-prefix-cache", "", "compute the whole prompt", &A::no_prefix_cache},
        {"--cache-salt", "TEXT", "share cached prefixes only with requests of the same salt", &A::cache_salt},
        {"--credit", "N", "let the daemon be at most N tokens ahead; 0: its own limit", &A::credit},
@@ -89,12 +92,16 @@ Command generate() {
 }
 
 Command requests() {
-  Command command{"requests",
-                  "running and waiting requests",
-                  "Lists the requests that run or wait; --all adds the last finished ones.",
-                  watch_options(),
-                  {"weftctl requests --all", "weftctl requests -w"},
-                  run_requests};
+  Command command{
+      "requests",
+      "running and waiting requests",
+      "Lists the requests that run or wait; --all adds the last finished ones. A request is waiting (for "
+      "room), in "
+      "prefill, in decode, or paused while its client does not take what there is; then finished (stop, "
+      "length), cancelled or failed: weftctl explain says why.",
+      watch_options(),
+      {"weftctl requests --all", "weftctl requests -w"},
+      run_requests};
   command.options.push_back({"--all", "", "also the last finished requests", &A::all});
   return command;
 }
@@ -108,7 +115,11 @@ Command explain() {
       "stored by the fullest rank, bytes that cross per step, what its latest step took under that grouping "
       "(-: it never decoded so), and, while it runs, what the change would move now. Then what the "
       "prompt's last chunk and a decode step would move with each way of exchanging, under the grouping it "
-      "has. The first "
+      "has; ≤ where the entries that rows will select decide. Kinds of bytes: entries and index keys of the "
+      "cache, "
+      "queries and partials of attention over a split cache, candidates (scores offered by the ranks of a "
+      "split "
+      "index), rows (activations, sums and logits), regroup (copies of pages), host. The first "
       "token of an answer comes from prefill; decode counts the others.",
       {{"ID", "", "the request", &A::request, Check::kNone, {}, true}},
       {"weftctl explain 7"},

@@ -183,8 +183,8 @@ std::string mechanisms_text(const wire::ExplainReply& reply, const Terminal& ter
   for (const auto& line : reply.mechanisms()) {
     const Style style = line.present() ? Style::kGood : Style::kPlain;
     table.add({Cell(line.present() ? "*" : "", style), line.phase(), Cell(line.mechanism(), style),
-               bytes(line.stored()), bytes(crossed_total(line.per_step())), count(line.exchanges()),
-               crossed_text(line.per_step())});
+               bytes(line.stored()), (line.at_most() ? "≤ " : "") + bytes(crossed_total(line.per_step())),
+               count(line.exchanges()), crossed_text(line.per_step())});
   }
   return table.text(terminal);
 }
@@ -321,6 +321,7 @@ std::string explain_view(const wire::ExplainReply& reply, const Terminal& termin
   std::string out =
       facts({{"request", std::to_string(status.request())},
              {"state", state_cell(status.state())},
+             {"error", status.error()},
              {"prompt", count(status.prompt_tokens()) + " tokens, " + count(status.cached_tokens()) +
                             " from the prefix cache"},
              {"generated", count(status.completion_tokens()) + " of at most " + count(status.max_tokens())},

@@ -183,8 +183,9 @@ std::vector<std::string> Report::faults() const {
   if (prompt != context) {
     out.push_back("the first prompt had " + count(prompt) + " tokens instead of " + count(context) +
                   ": the demo is for a model of one token per byte");
+  } else if (!document_reused()) {
+    out.push_back("a later turn did not take the document from the prefix cache");
   }
-  if (!document_reused()) out.push_back("a later turn did not take the document from the prefix cache");
   return out;
 }
 
