@@ -379,6 +379,10 @@ void ClientService::finished(const controlplane::FinishedNotice& notice, const R
   if (request.ended_by_us) fill_error(*request.ended_by_us, finished->mutable_error());
   finished->set_text(request.decoder.finish());
   const bool given_up = request.ended_by_us.has_value();
+  // One that is cut off awaits its end: tokens that were made before do not hold that back.
+  const bool cut_off = notice.reason == controlplane::FinishReason::kCancelled ||
+                       notice.reason == controlplane::FinishReason::kError;
+  if (cut_off) request.stream.lift_limit();
   push(notice.request, reply, Stream::Frame::kLast);
   if (given_up) drop(notice.request);  // it did not read before; it gets this only if there is room now
 }
@@ -460,6 +464,8 @@ void ClientService::look_after_blocked() {
       continue;
     }
     if (request.stream.last_pushed()) {
+      request.stream.lift_limit();  // it gets what there is room for, rather than silence
+      (void)request.stream.flush(now);
       drop(id);
     } else if (!request.ended_by_us) {
       log_.warning("client_stalled", {{"request", number(id)}, {"seconds", seconds(stall_limit_)}});

@@ -30,7 +30,7 @@ class Stream {
   ClientEndpoint::Sent push(std::string frame, Frame kind, Time now);
   ClientEndpoint::Sent flush(Time now);
   void grant(uint32_t tokens);
-  // The request was cancelled: its client awaits the end, and nothing that was made before holds that back.
+  // The request was cut off, or the stream is given up: nothing that was made before holds the end back.
   void lift_limit() { limited_ = false; }
 
   bool blocked() const { return !pending_.empty(); }

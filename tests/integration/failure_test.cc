@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "proto/vocab/random.h"
@@ -326,32 +327,77 @@ TEST(Failure, ABrokenCheckpointIsToldUntilItIsMended) {
   fs::remove_all(model);
 }
 
-TEST(Failure, ACancelNeedsNoCredit) {
-  Daemon daemon(kArguments);
-  ASSERT_TRUE(daemon.wait_ready());
+// Runs a request with a credit of one token until it is paused, has it cut off, and returns its end.
+wire::Finished cut_off_while_paused(Daemon& daemon, wire::GenerateRequest request,
+                                    const std::function<void(client::Client&, uint64_t id)>& cut_off) {
   auto client = daemon.client();
-  auto request = long_request("tp");
   request.set_credit(1);
   const uint64_t tag = client.start(request).value();
   uint64_t id = 0;
   for (bool begun = false; !begun;) {
     auto reply = client.next(tag, kPatience);
-    ASSERT_TRUE(reply.has_value()) << reply.error().text();
+    if (!reply) ADD_FAILURE() << reply.error().text();
+    if (!reply) return {};
     if (reply->has_accepted()) id = reply->accepted().request();
     begun = reply->has_token();
   }
   wire::ControlRequest list;
-  list.mutable_requests();
-  ASSERT_TRUE(wait_until([&] {
+  list.mutable_requests()->set_all(true);
+  EXPECT_TRUE(wait_until([&] {
     const auto reply = daemon.control(list);
-    return reply.requests().requests_size() == 1 && reply.requests().requests(0).state() == "paused";
+    return std::ranges::any_of(reply.requests().requests(), [&](const auto& request) {
+      return request.request() == id && (request.state() == "paused" || request.state() == "error");
+    });
   }));
-  ASSERT_TRUE(client.send_cancel(id).has_value());
+  cut_off(client, id);
+  for (;;) {
+    auto reply = client.next(tag, std::chrono::seconds(30));  // the stall limit is longer
+    if (!reply) ADD_FAILURE() << reply.error().text();
+    if (!reply || reply->has_finished()) return reply ? reply->finished() : wire::Finished{};
+  }
+}
+
+TEST(Failure, ACutOffEndNeedsNoCredit) {
+  Daemon daemon(kArguments);
+  ASSERT_TRUE(daemon.wait_ready());
+  const auto by_client = cut_off_while_paused(daemon, long_request("tp"), [](auto& client, uint64_t id) {
+    ASSERT_TRUE(client.send_cancel(id).has_value());
+  });
+  EXPECT_EQ(by_client.reason(), "cancelled");
+  const auto by_operator = cut_off_while_paused(daemon, long_request("tp"), [&](auto&, uint64_t id) {
+    wire::ControlRequest cancel;
+    cancel.mutable_cancel()->set_request(id);
+    daemon.control(cancel);
+  });
+  EXPECT_EQ(by_operator.reason(), "cancelled");
+  auto short_lived = long_request("tp");
+  short_lived.set_deadline_ms(2000);
+  const auto by_deadline = cut_off_while_paused(daemon, short_lived, [](auto&, uint64_t) {});
+  EXPECT_EQ(by_deadline.reason(), "error");
+  EXPECT_EQ(by_deadline.error().field(), "deadline_ms");
+}
+
+// An answer that is done, but longer than the credit that was ever granted.
+TEST(Failure, AnUngrantedEndIsToldAtTheStallLimit) {
+  auto arguments = kArguments;
+  arguments.insert(arguments.end(), {"--stall-limit", "0.3"});
+  Daemon daemon(arguments);
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  auto request = text_request("Say this again and again. Say this", 4);
+  request.set_ignore_eos(true);
+  request.set_credit(3);
+  const uint64_t tag = client.start(request).value();
+  uint64_t tokens = 0;
   for (;;) {
     auto reply = client.next(tag, std::chrono::seconds(30));
     ASSERT_TRUE(reply.has_value()) << reply.error().text();
-    if (reply->has_finished()) break;
+    tokens += reply->has_token() ? 1 : 0;
+    if (!reply->has_finished()) continue;
+    EXPECT_EQ(reply->finished().reason(), "length");
+    break;
   }
+  EXPECT_EQ(tokens, 4u);
 }
 
 }  // namespace

@@ -287,6 +287,8 @@ TEST_F(Defect, ScalesOfGroups) {
   const std::string whole = "model.layers.0.mlp.up_proj.weight_global_scale";
   put_float(whole, 0);
   refused(whole, "as a divisor, zero");
+  put_float(whole, INFINITY);
+  refused(whole, "holds a scale that is NaN, infinite");
   tensors_.erase(whole);
   refused(whole, "no such tensor");
 }

@@ -124,11 +124,16 @@ Result<QuantisedMatrix> quantised_matrix(const WeightPlace& place, const FoundSo
   out.outputs = codes.shape[0];
   out.k = codes.shape[1] * (is_fp8 ? 1 : 2);
   out.scales = floats_of(*found.scales.back()->tensor);
-  if (found.coding == WeightCoding::kNvfp4CompressedTensors) out.scales[0] = 1 / out.scales[0];
   const auto bad = [](const Checkpoint::Item& item, const WeightSource& source, const char* why) {
     return error(ErrorCode::kBadCheckpoint, why, item.file + ": " + source.name);
   };
-  if (!std::ranges::all_of(out.scales, [](float scale) { return std::isfinite(scale); })) {
+  const auto finite = [](float scale) { return std::isfinite(scale); };
+  bool good = std::ranges::all_of(out.scales, finite);
+  if (found.coding == WeightCoding::kNvfp4CompressedTensors) {
+    out.scales[0] = 1 / out.scales[0];  // an infinite divisor would make every weight zero
+    good = good && finite(out.scales[0]);
+  }
+  if (!good) {
     return bad(*found.scales.back(), place.scales.back(),
                "holds a scale that is NaN, infinite or, as a divisor, zero");
   }
