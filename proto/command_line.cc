@@ -155,10 +155,13 @@ std::string surplus_text(const CLI::App& app) {
 std::string fault_text(const CLI::App& app, const CLI::Error& failure) {
   if (dynamic_cast<const CLI::ExtrasError*>(&failure) != nullptr) return surplus_text(app);
   const std::string text = failure.what();
-  // "--timeout: 1 required FLOAT missing"
-  const bool no_value = dynamic_cast<const CLI::ArgumentMismatch*>(&failure) != nullptr &&
-                        text.ends_with(" missing") && text.find(": ") != std::string::npos;
-  return no_value ? text.substr(0, text.find(": ")) + " needs a value" : text;
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&failure) == nullptr) return text;
+  // "--timeout: 1 required FLOAT missing", "--timeout: At Most 1 required but received 2"
+  const size_t colon = text.find(": ");
+  if (colon == std::string::npos) return text;
+  if (text.ends_with(" missing")) return text.substr(0, colon) + " needs a value";
+  if (text.compare(colon, 11, ": At Most 1") == 0) return text.substr(0, colon) + " is given more than once";
+  return text;
 }
 
 }  // namespace

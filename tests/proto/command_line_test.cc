@@ -91,6 +91,7 @@ TEST(ParseWords, EveryFaultIsOneSentence) {
       {{"--workers", "0x2"}, "not \"0x2\""},
       {{"--workers", "2.0"}, "not \"2.0\""},
       {{"--workers"}, "--workers needs a value"},
+      {{"--workers", "2", "--workers", "3"}, "--workers is given more than once"},
       {{"--tokens", "0"}, "--tokens: must be a whole number, at least 1, not \"0\""},
       {{"--seed", "-1"}, "--seed: must be a whole number, not \"-1\""},
       {{"--seed", "18446744073709551616"}, "not \"18446744073709551616\""},

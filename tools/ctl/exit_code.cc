@@ -11,7 +11,7 @@ constexpr ExitCodeHelp kExitCodes[] = {
     {kExitUsage, "usage: the command line or the request can never be right as written"},
     {kExitNotFound, "not found: no such request, model or file"},
     {kExitRefused, "refused by the present state (not ready, no room): may work later"},
-    {kExitTimeout, "timeout: nothing came within --timeout"},
+    {kExitTimeout, "timeout: nothing came within --timeout, or it was not done by its --deadline"},
     {kExitUnreachable, "the daemon is unreachable"},
     {kExitNotPermitted, "not permitted: the daemon belongs to another user"},
     {kExitInterrupted, "interrupted with Ctrl-C"},
