@@ -99,8 +99,8 @@ void ClientService::stop() {
   for (const auto& [id, prompt] : prompts_) send_error(prompt->client, prompt->tag, why);
   prompts_.clear();
   for (auto& [id, request] : requests_) {
+    request->stream.lift_limit();
     if (request->stream.last_pushed()) {  // its own end waits there, and the book may have forgotten it
-      request->stream.lift_limit();
       (void)request->stream.flush(loop_.now());
       continue;
     }
@@ -112,7 +112,8 @@ void ClientService::stop() {
     fill_finished(controlplane::FinishReason::kCancelled, *record, *finished);
     finished->set_text(request->decoder.finish());
     fill_error(why, finished->mutable_error());
-    (void)endpoint_->send(request->client, reply.SerializeAsString());
+    // Behind the tokens that wait there.
+    (void)request->stream.push(reply.SerializeAsString(), Stream::Frame::kLast, loop_.now());
     engine_->post(controlplane::CancelRequested{id});
   }
   requests_.clear();

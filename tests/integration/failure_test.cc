@@ -377,6 +377,35 @@ TEST(Failure, ACutOffEndNeedsNoCredit) {
   EXPECT_EQ(by_deadline.error().field(), "deadline_ms");
 }
 
+// What was made for a client that granted too little comes before the end, whoever ends the request.
+TEST(Failure, AStopTellsWhatWaitedForCredit) {
+  Daemon daemon(kArguments);
+  ASSERT_TRUE(daemon.wait_ready());
+  uint64_t tokens = 0;
+  auto client = daemon.client();
+  auto request = long_request("tp");
+  request.set_credit(1);
+  const uint64_t tag = client.start(request).value();
+  wire::ControlRequest list;
+  list.mutable_requests();
+  ASSERT_TRUE(wait_until([&] {
+    const auto reply = daemon.control(list);
+    return reply.requests().requests_size() == 1 && reply.requests().requests(0).state() == "paused";
+  }));
+  daemon.signal(SIGTERM);
+  for (;;) {
+    auto reply = client.next(tag, kPatience);
+    ASSERT_TRUE(reply.has_value()) << reply.error().text();
+    tokens += reply->has_token() ? 1 : 0;
+    if (!reply->has_finished()) continue;
+    EXPECT_EQ(reply->finished().reason(), "cancelled");
+    EXPECT_GE(tokens, 2u);  // one without credit at least: that is why it was paused
+    EXPECT_EQ(reply->finished().usage().completion_tokens(), tokens);
+    break;
+  }
+  EXPECT_EQ(daemon.wait_exit(), 0);
+}
+
 // An answer that is done, but longer than the credit that was ever granted.
 TEST(Failure, AnUngrantedEndIsToldAtTheStallLimit) {
   auto arguments = kArguments;
