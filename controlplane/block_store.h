@@ -52,6 +52,7 @@ struct Block {
   bool registered = false;
   kv::BlockHash hash;
   uint64_t last_use = 0;
+  uint64_t chain = 0;  // of the prefix cache, while unused: what it was given back with; 0: none
   BlockId parent = kNoBlock;
   BlockId first_child = kNoBlock, next_sibling = kNoBlock, previous_sibling = kNoBlock;
 

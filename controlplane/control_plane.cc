@@ -20,6 +20,7 @@ Decision ControlPlane::step(Time now, std::span<const Event> events) {
 }
 
 std::vector<Notice> ControlPlane::handle(Time now, std::span<const Event> events) {
+  memory_.advance(now);
   Notices notices;
   for (const Event& event : events) {
     std::visit([&](const auto& e) { on(now, e, notices); }, event);
@@ -29,6 +30,7 @@ std::vector<Notice> ControlPlane::handle(Time now, std::span<const Event> events
 }
 
 std::optional<Plan> ControlPlane::next_plan(Time now) {
+  memory_.advance(now);
   admit_waiting(now);
   const auto limit = static_cast<size_t>(suspects_.empty() ? limits_.plans_in_flight : 1);
   if (in_flight_.size() >= limit) return std::nullopt;
@@ -125,6 +127,9 @@ bool ControlPlane::admit(Time now, Sequence& sequence, bool first) {
   }
   running_.push_back(&sequence);
   sequence.admitted = now;
+  if (sequence.use_prefix_cache) {
+    sequence.history = memory_.chain_arrived(sequence.hashes, sequence.arrived);
+  }
   if (sequence.hit_blocks == 0) turn_ = (turn_ + 1) % limits_.rank_count;
   counters_.prompt_tokens += sequence.prompt;
   counters_.cached_tokens += sequence.cached;

@@ -132,6 +132,12 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
     const BlockId first = sequence.blocks[static_cast<size_t>(sequence.hit_blocks)];
     if (memory_.block(first).registered) memory_.forget(first);
   }
+  if (sequence.running && sequence.use_prefix_cache) {
+    // Its next request surely begins with the prompt; the answer may come back changed.
+    const std::span<const kv::BlockHash> hashes(sequence.hashes);
+    const auto prompt = static_cast<size_t>(sequence.prompt / limits_.geometry.block_tokens);
+    memory_.chain_unused(sequence.history, prompt > 0 ? hashes.first(prompt) : hashes);
+  }
   // Children before parents: a block in use has its parent in use.
   for (auto id = sequence.blocks.rbegin(); id != sequence.blocks.rend(); ++id) memory_.release(*id);
   memory_.unreserve(sequence.reserved);

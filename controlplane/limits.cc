@@ -15,6 +15,8 @@ Result<void> require(bool ok, const char* field, const std::string& rule) {
 
 }  // namespace
 
+const char* eviction_name(Eviction eviction) { return eviction == Eviction::kReuse ? "reuse" : "lru"; }
+
 Result<void> validate(const Limits& limits) {
   TRY_VOID(require(limits.rank_count >= 1 && limits.rank_count <= kMaxRanks, "rank_count",
                    "must be 1 to " + std::to_string(kMaxRanks)));

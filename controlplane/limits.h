@@ -14,6 +14,10 @@
 
 namespace weft::controlplane {
 
+// Which unused blocks make room (prefix_cache.h).
+enum class Eviction { kLru, kReuse };
+const char* eviction_name(Eviction eviction);  // "lru", "reuse"
+
 struct Limits {
   int rank_count = 1;
   kv::CacheGeometry geometry;
@@ -36,6 +40,7 @@ struct Limits {
   int64_t max_samples = 64;      // sampled rows of one step
   int64_t max_chunk_rows = 0;    // rows of one sequence's prefill chunk; 0: only the step's own limit
   int plans_in_flight = 2;       // 1 or 2
+  Eviction eviction = Eviction::kLru;
 
   int64_t table_blocks() const { return ceil_div(max_context, geometry.block_tokens); }
   // Copies that one plan can carry: those of one sequence that spreads from one rank to all.

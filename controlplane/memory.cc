@@ -1,5 +1,6 @@
 #include "controlplane/memory.h"
 
+#include <algorithm>
 #include <set>
 
 #include "proto/vocab/check.h"
@@ -99,6 +100,24 @@ void Memory::forget(BlockId id) {
     give_back_pages(block);
     blocks_.erase(member);
   }
+}
+
+void Memory::advance(Time now) {
+  now_ = std::max(now_, now);
+  if (limits_.eviction == Eviction::kReuse) {
+    reuse_.evicted(evicted_blocks_ - evicted_told_, cache_.registered(), now_);
+    evicted_told_ = evicted_blocks_;
+  }
+  cache_.advance(now_);
+}
+
+ChainHistory Memory::chain_arrived(std::span<const kv::BlockHash> prompt, Time arrived) {
+  return limits_.eviction == Eviction::kLru ? ChainHistory{} : reuse_.arrived(prompt, arrived);
+}
+
+void Memory::chain_unused(const ChainHistory& history, std::span<const kv::BlockHash> prompt, bool begun) {
+  if (limits_.eviction == Eviction::kLru) return;
+  cache_.begin_unused(begun ? reuse_.begun(history, prompt, now_) : reuse_.ended(history, prompt, now_));
 }
 
 std::optional<PageId> Memory::take_page(kv::Stream stream, int rank) {

@@ -16,6 +16,7 @@
 #include "controlplane/page_allocator.h"
 #include "controlplane/page_counts.h"
 #include "controlplane/prefix_cache.h"
+#include "controlplane/reuse_policy.h"
 
 namespace weft::controlplane {
 
@@ -25,8 +26,14 @@ struct PoolCounts {
 
 class Memory {
  public:
-  explicit Memory(const Limits& limits)
-      : limits_(limits), allocator_(limits), blocks_(limits.geometry), cache_(blocks_) {}
+  // `policy` in place of the one that limits.eviction names; null: that one.
+  explicit Memory(const Limits& limits, EvictionPolicy* policy = nullptr)
+      : limits_(limits),
+        allocator_(limits),
+        blocks_(limits.geometry),
+        cache_(blocks_, policy != nullptr                     ? policy
+                        : limits.eviction == Eviction::kReuse ? &reuse_
+                                                              : nullptr) {}
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
@@ -72,6 +79,15 @@ class Memory {
   void forget(BlockId id);
   int64_t evicted_blocks() const { return evicted_blocks_; }
 
+  // ---- what eviction goes by. Times must not go back.
+  void advance(Time now);
+  // A request with this prompt is let in.
+  ChainHistory chain_arrived(std::span<const kv::BlockHash> prompt, Time arrived);
+  // The blocks released from now on are those of a request that ended (or, with `begun`, has only begun).
+  void chain_unused(const ChainHistory& history, std::span<const kv::BlockHash> prompt, bool begun = false);
+  // The same, of a chain that another policy knows.
+  void chain_unused(const Unused& chain) { cache_.begin_unused(chain); }
+
   // ---- room
   int64_t room(kv::Stream stream, int rank) const;
   void reserve(const PageCounts& counts) { reserved_ += counts; }
@@ -94,11 +110,13 @@ class Memory {
   const Limits& limits_;
   PageAllocator allocator_;
   BlockStore blocks_;
+  ReusePolicy reuse_;
   PrefixCache cache_;
   PageCounts reserved_;
   StepId issued_{0};
   uint64_t changes_ = 1;
-  int64_t evicted_blocks_ = 0;
+  int64_t evicted_blocks_ = 0, evicted_told_ = 0;
+  Time now_{};
 };
 
 }  // namespace weft::controlplane

@@ -1,5 +1,6 @@
 #include "controlplane/prefix_cache.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "proto/vocab/check.h"
@@ -40,7 +41,8 @@ void PrefixCache::remove(BlockId id) {
   Block& block = blocks_.at(id);
   CHECK(block.registered && block.first_child == kNoBlock);
   if (block.references == 0) {
-    CHECK_EQ(leaves_.erase({block.last_use, id}), 1u);
+    remove_leaf(block);
+    leave_chain(block);
     count_pages(block, -1);
   }
   if (block.next_sibling != kNoBlock)
@@ -50,7 +52,7 @@ void PrefixCache::remove(BlockId id) {
   } else if (block.parent != kNoBlock) {
     Block& above = blocks_.at(block.parent);
     above.first_child = block.next_sibling;
-    if (is_leaf(above)) leaves_.insert({above.last_use, above.id});
+    if (is_leaf(above)) add_leaf(above);
   }
   by_hash_.erase(block.hash);
   block.registered = false;
@@ -69,9 +71,10 @@ std::vector<BlockId> PrefixCache::subtree(BlockId id) const {
 }
 
 void PrefixCache::used(BlockId id) {
-  const Block& block = blocks_.at(id);
+  Block& block = blocks_.at(id);
   count_pages(block, -1);
-  if (block.first_child == kNoBlock) CHECK_EQ(leaves_.erase({block.last_use, id}), 1u);
+  if (block.first_child == kNoBlock) remove_leaf(block);
+  leave_chain(block);
 }
 
 void PrefixCache::unused(BlockId id) {
@@ -79,7 +82,62 @@ void PrefixCache::unused(BlockId id) {
   CHECK(block.registered && block.references == 0);
   block.last_use = ++uses_;
   count_pages(block, +1);
-  if (block.first_child == kNoBlock) leaves_.insert({block.last_use, id});
+  block.chain = current_;
+  if (current_ != 0) ++chains_.at(current_).blocks;
+  if (block.first_child == kNoBlock) add_leaf(block);
+}
+
+void PrefixCache::begin_unused(const Unused& chain) {
+  if (policy_ == nullptr) return;
+  // The chain before may have got no block.
+  if (const auto last = chains_.find(current_); last != chains_.end() && last->second.blocks == 0) {
+    changes_.erase({last->second.next_change, current_});
+    chains_.erase(last);
+  }
+  current_ = 0;
+  if (!chain.known) return;
+  current_ = ++chain_numbers_;
+  Chain& started = chains_[current_];
+  started.unused = chain;
+  started.worth = policy_->worth(chain, now_);
+  started.next_change = policy_->next_change(chain, now_);
+  changes_.insert({started.next_change, current_});
+}
+
+void PrefixCache::advance(Time now) {
+  now_ = std::max(now_, now);
+  while (!changes_.empty() && changes_.begin()->first <= now_) {
+    const uint64_t number = changes_.begin()->second;
+    changes_.erase(changes_.begin());
+    Chain& chain = chains_.at(number);
+    const BlockId leaf = chain.leaf;
+    if (leaf != kNoBlock) remove_leaf(blocks_.at(leaf));
+    chain.worth = policy_->worth(chain.unused, now_);
+    if (leaf != kNoBlock) add_leaf(blocks_.at(leaf));
+    chain.next_change = policy_->next_change(chain.unused, now_);
+    changes_.insert({chain.next_change, number});
+  }
+}
+
+void PrefixCache::add_leaf(const Block& block) {
+  leaves_.insert({worth(block), block.last_use, block.id});
+  if (block.chain == 0) return;
+  Chain& chain = chains_.at(block.chain);
+  CHECK(chain.leaf == kNoBlock, "a chain is a path");
+  chain.leaf = block.id;
+}
+
+void PrefixCache::remove_leaf(const Block& block) {
+  CHECK_EQ(leaves_.erase({worth(block), block.last_use, block.id}), 1u);
+  if (block.chain != 0) chains_.at(block.chain).leaf = kNoBlock;
+}
+
+void PrefixCache::leave_chain(Block& block) {
+  const auto chain = chains_.find(block.chain);
+  block.chain = 0;
+  if (chain == chains_.end() || --chain->second.blocks > 0 || chain->first == current_) return;
+  changes_.erase({chain->second.next_change, chain->first});
+  chains_.erase(chain);
 }
 
 std::optional<BlockId> PrefixCache::victim(kv::Stream stream, int rank, StepId completed) const {
@@ -87,7 +145,7 @@ std::optional<BlockId> PrefixCache::victim(kv::Stream stream, int rank, StepId c
   // A striped chain has a page of every pool within a run of kShards blocks or two. Long chains that lie on
   // other ranks altogether are walked to their start only when nothing else is left.
   for (const int64_t depth : {int64_t{2} * kv::kShards, std::numeric_limits<int64_t>::max()}) {
-    for (const auto& [last_use, id] : leaves_) {
+    for (const auto& [worth, last_use, id] : leaves_) {
       const Block& leaf = blocks_.at(id);
       if (leaf.fence <= completed && chain_holds(leaf, stream, rank, depth)) return id;
     }
@@ -114,6 +172,7 @@ void PrefixCache::check_invariants() const {
   PageCounts evictable;
   size_t leaves = 0;
   size_t registered = 0;
+  std::map<uint64_t, int64_t> chain_blocks;
   blocks_.for_each([&](const Block& block) {
     if (!block.registered) {
       CHECK(block.references > 0, "an unused block that nobody can find");
@@ -130,14 +189,25 @@ void PrefixCache::check_invariants() const {
       CHECK(above.references >= block.references, "a user of a block uses its parent");
       CHECK(above.fence >= block.fence || above.references > 0);
     }
-    if (block.references > 0) return;
+    if (block.references > 0) {
+      CHECK_EQ(block.chain, 0u);
+      return;
+    }
+    if (block.chain != 0) ++chain_blocks[block.chain];
     block.for_each_page([&](kv::Stream stream, int rank, PageId) { ++evictable.at(stream, rank); });
     if (block.first_child == kNoBlock) {
       ++leaves;
-      CHECK(leaves_.contains({block.last_use, block.id}));
+      CHECK(leaves_.contains({worth(block), block.last_use, block.id}));
+      CHECK(block.chain == 0 || chains_.at(block.chain).leaf == block.id);
     }
   });
   CHECK_EQ(leaves, leaves_.size());
+  for (const auto& [number, chain] : chains_) {
+    CHECK(chain.blocks > 0 || number == current_);
+    CHECK_EQ(chain.blocks, chain_blocks[number]);
+    CHECK(changes_.contains({chain.next_change, number}));
+  }
+  CHECK_EQ(changes_.size(), chains_.size());
   CHECK_EQ(registered, by_hash_.size());
   CHECK(evictable == evictable_);
 }

@@ -17,6 +17,7 @@
 #include "controlplane/page_counts.h"
 #include "controlplane/placement.h"
 #include "controlplane/plan.h"
+#include "controlplane/reuse_policy.h"
 #include "proto/vocab/clock.h"
 
 namespace weft::controlplane {
@@ -66,6 +67,7 @@ struct Sequence {
   int64_t hit_blocks = 0;         // the first blocks came from the prefix cache
   int64_t registered_blocks = 0;  // the first blocks are in the prefix cache
   bool registers = true;          // its chain is the registered one so far
+  ChainHistory history;           // of the chain it continues, for eviction
   PageCounts reserved;            // pages it may still take
 
   // ---- its page table

@@ -105,6 +105,7 @@ wire::ControlReply ControlService::status() const {
   set_grouping(*view.defaults, status);
   status->set_speculative(controlplane::draft_source_name(view.options->speculation.source));
   status->set_draft_tokens(static_cast<uint32_t>(view.options->speculation.draft_tokens));
+  status->set_eviction(controlplane::eviction_name(view.options->eviction));
   status->set_block_tokens(as_unsigned(view.options->block_tokens));
   status->set_client_endpoint(view.client_address);
   // Empty as long as the model is not described.
@@ -134,6 +135,7 @@ wire::ControlReply ControlService::status() const {
   status->set_prompt_tokens(as_unsigned(counters.prompt_tokens));
   status->set_cached_tokens(as_unsigned(counters.cached_tokens));
   status->set_computed_prompt_tokens(as_unsigned(counters.computed_prompt_tokens));
+  status->set_evicted_blocks(as_unsigned(counters.evicted_blocks));
   status->set_cancelled(as_unsigned(counters.cancelled));
   status->set_generated_tokens(as_unsigned(counters.generated_tokens));
   status->set_drafted_tokens(as_unsigned(counters.drafted_tokens));

@@ -25,7 +25,7 @@ namespace {
 struct RawOptions {
   std::string devices, weight_dtype = "stored", cache_dtype = "f32", index_cache_dtype, experts = "whole",
                        index_scales = "ue8m0", prefill, decode, index, log_level = "info", output = "table",
-                       speculative = "off";
+                       speculative = "off", eviction = "lru";
   double hang_seconds = 30, heartbeat_seconds = 10, stall_seconds = 60;
   int threads = 0;
   bool list_devices = false;
@@ -76,6 +76,14 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->type_name("SIZE")
       ->transform(command_line::byte_size())
       ->excludes(tokens)
+      ->group(memory);
+  app.add_option(
+         "--eviction", raw.eviction,
+         "whose cached blocks make room: lru, those used least recently; or reuse, those least likely "
+         "to be used soon, learned from when conversations came back before")
+      ->type_name("POLICY")
+      ->check(one_of({"lru", "reuse"}))
+      ->capture_default_str()
       ->group(memory);
   app.add_option("--max-context", options.max_context,
                  "longest prompt plus answer (default: the model's own)")
@@ -326,6 +334,7 @@ Result<void> check_memory(const RawOptions& raw, Options& options) {
 
   TRY_VOID(check_cache(raw, options));
   options.split_experts = raw.experts == "split";
+  options.eviction = raw.eviction == "reuse" ? controlplane::Eviction::kReuse : controlplane::Eviction::kLru;
   options.weight_dtype = parse_dtype(raw.weight_dtype);
   if (!options.weight_dtype && raw.weight_dtype != "stored") {
     return bad_option("weight-dtype", "must be stored, f32 or bf16, not '" + raw.weight_dtype + "'");

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "controlplane/event.h"
+#include "controlplane/limits.h"
 #include "daemon/event_log.h"
 #include "daemon/list_devices.h"
 #include "proto/vocab/cache_format.h"
@@ -41,6 +42,7 @@ struct Options {
   int64_t pool_tokens = 0;  // per rank; 0: pool_bytes decides
   int64_t pool_bytes = 0;   // per rank
   int64_t max_context = 0;  // 0: the model's own
+  controlplane::Eviction eviction = controlplane::Eviction::kLru;
   int64_t max_step_rows = 2048;
   int64_t max_running = 64;
   int64_t max_waiting = 1024;

@@ -144,6 +144,7 @@ class Driver {
     limits.max_step_rows = limits.max_running + below(60);
     limits.max_chunk_rows = chance(50) ? 0 : 1 + below(40);
     limits.plans_in_flight = chance(85) ? 2 : 1;
+    limits.eviction = chance(50) ? Eviction::kReuse : Eviction::kLru;
     return limits;
   }
 
@@ -164,7 +165,7 @@ class Driver {
   }
 
   void feed(const Event& event) {
-    take(plane_.handle(Time{++clock_}, {&event, 1}));
+    take(plane_.handle(tick(), {&event, 1}));
     plane_.check_invariants();
     for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
       const PoolCounts pool = plane_.pool(stream, rank);
@@ -276,7 +277,7 @@ class Driver {
   }
 
   void make_plan() {
-    auto plan = plane_.next_plan(Time{++clock_});
+    auto plan = plane_.next_plan(tick());
     plane_.check_invariants();
     if (!plan) return;
     ASSERT_EQ(number(plan->step), ++steps_);
@@ -347,6 +348,9 @@ class Driver {
     }
     return ack;
   }
+
+  // Some time passes: up to a second.
+  Time tick() { return Time{clock_ += 1 + below(1'000'000'000)}; }
 
   void acknowledge() {
     for (int64_t i = 1 + below(2 * limits_.rank_count); i > 0; --i) acknowledge_once();

@@ -79,7 +79,7 @@ class Harness {
   }
 
   void feed(const Event& event) {
-    for (const Notice& notice : plane.handle(Time{}, {&event, 1})) take(notice);
+    for (const Notice& notice : plane.handle(now, {&event, 1})) take(notice);
     plane.check_invariants();
   }
   void pass_time(Time now) {
@@ -88,7 +88,7 @@ class Harness {
   }
   // Makes a plan and publishes it; not executed yet.
   std::optional<Plan> plan() {
-    auto made = plane.next_plan(Time{});
+    auto made = plane.next_plan(now);
     plane.check_invariants();
     if (made) {
       workers.publish(*made, in_flight);
@@ -130,6 +130,7 @@ class Harness {
   }
 
   const Limits limits;
+  Time now{};
   ControlPlane plane;
   FakeWorkers workers;
   std::deque<Plan> in_flight;

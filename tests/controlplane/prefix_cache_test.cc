@@ -1,5 +1,5 @@
 // Goal: the cache finds exactly the longest registered chain, never evicts what is used, and evicts the least
-// recently used tail first, children before parents.
+// recently used tail first, or the one that a policy finds worth least, children before parents.
 // Method: random chains beside a naive model that keeps whole texts; then cases through the control plane.
 #include "controlplane/prefix_cache.h"
 
@@ -17,6 +17,7 @@ struct NaiveCache {
   struct Node {
     int users = 0;
     uint64_t last_use = 0;
+    Unused chain;
   };
   std::map<std::vector<int>, Node> nodes;
   uint64_t uses = 0;
@@ -34,22 +35,45 @@ struct NaiveCache {
       return node.first.size() == text.size() + 1 && std::equal(text.begin(), text.end(), node.first.begin());
     });
   }
-  std::vector<int> victim() const {
+  // Null policy: least recently used.
+  std::vector<int> victim(EvictionPolicy* policy, Time now) const {
+    const auto key = [&](const std::vector<int>& text) {
+      const Node& node = nodes.at(text);
+      return std::pair(policy != nullptr ? policy->worth(node.chain, now) : 0, node.last_use);
+    };
     std::vector<int> best;
     for (const auto& [text, node] : nodes) {
       if (node.users > 0 || has_child(text)) continue;
-      if (best.empty() || node.last_use < nodes.at(best).last_use) best = text;
+      if (best.empty() || key(text) < key(best)) best = text;
     }
     return best;
   }
 };
 
+// Worths that jump about with kind and age: nothing but the present one tells the victim.
+class JumpyPolicy : public EvictionPolicy {
+ public:
+  double worth(const Unused& unused, Time now) override {
+    const auto age = static_cast<uint64_t>(now.ns - unused.since.ns) / kAge;
+    return static_cast<double>(SplitMix64(unused.kinds[0] * 1000 + age).next() % 8);
+  }
+  Time next_change(const Unused& unused, Time now) const override {
+    return Time{unused.since.ns + ((now.ns - unused.since.ns) / kAge + 1) * kAge};
+  }
+
+ private:
+  static constexpr int64_t kAge = 10;
+};
+
 class CacheModel {
  public:
-  explicit CacheModel(uint64_t seed) : random_(seed), limits_(make_limits()), memory_(limits_) {}
+  CacheModel(uint64_t seed, EvictionPolicy* policy)
+      : random_(seed), limits_(make_limits()), policy_(policy), memory_(limits_, policy) {}
 
   void run() {
     for (int i = 0; i < 600; ++i) {
+      now_.ns += static_cast<int64_t>(random_.below(7));
+      memory_.advance(now_);
       if (users_.size() < 4 && random_.below(2) == 0) {
         start();
       } else if (!users_.empty()) {
@@ -122,7 +146,7 @@ class CacheModel {
     memory_.reserve(reserved);
     const int64_t before = memory_.evicted_blocks();
     const bool full = memory_.pool(kv::Stream::kEntries, 0).free == 0;
-    const std::vector<int> expected = full ? naive_.victim() : std::vector<int>{};
+    const std::vector<int> expected = full ? naive_.victim(policy_, now_) : std::vector<int>{};
     ASSERT_TRUE(memory_.hold(id, {kv::replicated(), kv::replicated()}, reserved, true));
     ASSERT_EQ(memory_.evicted_blocks() - before, full ? 1 : 0);
     if (full) {
@@ -135,10 +159,14 @@ class CacheModel {
   void stop(size_t which) {
     const User user = users_[which];
     users_.erase(users_.begin() + static_cast<int64_t>(which));
+    const Unused chain{now_, {static_cast<uint32_t>(random_.below(5)), 0}, true};
+    memory_.chain_unused(chain);
     for (auto id = user.blocks.rbegin(); id != user.blocks.rend(); ++id) memory_.release(*id);
     for (size_t n = user.registered; n > 0; --n) {
       auto& node = naive_.nodes.at(cut(user.text, n));
-      if (--node.users == 0) node.last_use = ++naive_.uses;
+      if (--node.users > 0) continue;
+      node.last_use = ++naive_.uses;
+      node.chain = chain;
     }
   }
 
@@ -154,7 +182,9 @@ class CacheModel {
 
   SplitMix64 random_;
   Limits limits_;
+  EvictionPolicy* policy_;
   Memory memory_;
+  Time now_{};
   NaiveCache naive_;
   std::vector<User> users_;
 };
@@ -162,7 +192,9 @@ class CacheModel {
 TEST(PrefixCache, AgreesWithANaiveModel) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    CacheModel(seed).run();
+    CacheModel(seed, nullptr).run();
+    JumpyPolicy jumpy;
+    CacheModel(seed, &jumpy).run();
     if (HasFatalFailure()) return;
   }
 }

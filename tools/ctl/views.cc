@@ -257,6 +257,9 @@ std::string status_view(const wire::StatusReply& status, const Terminal& termina
              {"tokens", count(status.computed_prompt_tokens()) + " of prompts computed, " +
                             count(status.cached_tokens()) + " from the prefix cache, " +
                             count(status.generated_tokens()) + " generated"},
+             {"eviction", status.eviction().empty()
+                              ? ""
+                              : status.eviction() + ", " + count(status.evicted_blocks()) + " blocks so far"},
              {"drafts", drafts_text(status.drafted_tokens(), status.accepted_tokens())},
              {"steps", count(status.steps())},
              {"block", std::to_string(status.block_tokens()) + " tokens"},
