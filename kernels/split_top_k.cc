@@ -1,7 +1,6 @@
 #include "kernels/split_top_k.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/cpu/candidate_list.h"
 #include "proto/vocab/check.h"
@@ -43,9 +42,8 @@ class Finder {
     const int64_t count = end - read.scores;
     const auto begin = std::ssize(out_.scores);
     out_.segments.push_back({static_cast<int32_t>(i), read.scores, begin, count});
-    out_.scores.resize(static_cast<size_t>(begin + count));
-    std::memcpy(out_.scores.data() + begin, offers_[i].scores + read.scores,
-                static_cast<size_t>(count) * sizeof(float));
+    const float* from = offers_[i].scores + read.scores;
+    out_.scores.insert(out_.scores.end(), from, from + count);
     read.scores = end;
     read.bytes += count * static_cast<int64_t>(sizeof(float));
   }
