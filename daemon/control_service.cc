@@ -79,6 +79,14 @@ void ControlService::handle(const wire::ControlRequest& request, ControlEndpoint
     }
     case wire::ControlRequest::kRecord:
       return answer(record(request.record()));
+    case wire::ControlRequest::kDrain:
+    case wire::ControlRequest::kAddWorker:
+    case wire::ControlRequest::kRemoveWorker:
+    case wire::ControlRequest::kPin:
+    case wire::ControlRequest::kUnpin:
+    case wire::ControlRequest::kPins:
+    case wire::ControlRequest::kHistory:
+      return reply(error_reply(error(ErrorCode::kUnsupported, "not in this version")));
     case wire::ControlRequest::BODY_NOT_SET:
       break;
   }
