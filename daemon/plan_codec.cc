@@ -38,7 +38,7 @@ void encode_span(const controlplane::Span& from, wire::Span* to) {
   to->set_sample_rows(static_cast<uint32_t>(from.sample_rows));
   to->set_sample_index(from.sample_index);
   to->set_sampler_rank(static_cast<uint32_t>(from.sampler_rank));
-  if (from.sample_rows > 0) encode_sampling(from.sampling, to->mutable_sampling());
+  encode_sampling(from.sampling, to->mutable_sampling());
   to->set_digest(from.digest);
   to->set_draft_tokens(static_cast<uint32_t>(from.draft_tokens));
   to->mutable_next_tokens()->Add(from.next_tokens.begin(), from.next_tokens.end());

@@ -39,6 +39,10 @@ Result<void> check_cache_format(const ModelConfig& config, const CacheFormat& ca
     return refuse("index_cache_dtype", "fp8_ds_mla is no layout of index keys");
   }
   if (config.index_layers() == 0) return {};
+  if (config.hash && (cache.index_float_scales || cache.index_hadamard)) {
+    return refuse(cache.index_hadamard ? "index_hadamard" : "index_scales",
+                  "index keys of a hash model are small integers, to be stored exactly");
+  }
   const std::string width = std::to_string(config.index_width);
   if (cache.index_keys != CacheDType::kF32 && config.index_width % 2 != 0) {
     return refuse("index_cache_dtype", "index_head_dim " + width + " is odd: its index keys can only be f32");

@@ -40,9 +40,9 @@ Span random_span(SplitMix64& random) {
   if (span.sample_rows > 0) {
     span.sample_index = static_cast<uint32_t>(random.below(64));
     span.sampler_rank = static_cast<int>(random.below(8));
-    span.sampling = {static_cast<float>(random.uniform()), static_cast<uint32_t>(random.below(100)),
-                     static_cast<float>(random.uniform()), random.next()};
   }
+  span.sampling = {static_cast<float>(random.uniform()), static_cast<uint32_t>(random.below(100)),
+                   static_cast<float>(random.uniform()), random.next()};
   span.digest = random.below(2) == 1;
   return span;
 }

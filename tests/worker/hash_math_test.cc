@@ -117,9 +117,11 @@ TEST(HashMath, SelectionsAreTheBestScoresInOrder) {
 
 TEST(HashMath, WindowsHideWhatCameBefore) {
   Shape shape;
-  shape.window = 3;
+  shape.layers = 2;
+  shape.windows = {3, 0};
   const std::vector<uint32_t> tokens = {5, 6, 7, 8};
   EXPECT_EQ(seen(shape, 1, tokens, 0), (std::vector<int64_t>{1, 2, 3}));
+  EXPECT_EQ(seen(shape, 1, tokens, 1), (std::vector<int64_t>{0, 1, 2, 3}));
 }
 
 }  // namespace

@@ -1,12 +1,9 @@
 #include "tools/recall_model/checkpoint_writer.h"
 
-#include <bit>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tools/checkpoint/checkpoint_files.h"
 #include "tools/recall_model/construction.h"
 #include "tools/recall_model/shape.h"
 
@@ -15,46 +12,7 @@ namespace weft::recall {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// ---- model.safetensors
-
-static_assert(std::endian::native == std::endian::little, "safetensors is little-endian");
-
-uint16_t round_to_bf16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);  // to nearest, ties to even
-}
-
-void append(std::string& out, const void* data, size_t bytes) {
-  out.append(static_cast<const char*>(data), bytes);
-}
-
-// Eight bytes of header length, the header as JSON padded with spaces to a multiple of 8, then the tensors.
-std::string safetensors(const std::vector<Tensor>& tensors, DType dtype) {
-  Json header;
-  header["__metadata__"] = {{"format", "pt"}};
-  std::string data;
-  for (const Tensor& tensor : tensors) {
-    const bool f32 = dtype == DType::kF32 || tensor.float32_always;
-    const size_t begin = data.size();
-    if (f32) {
-      append(data, tensor.values.data(), tensor.values.size() * sizeof(float));
-    } else {
-      for (const float value : tensor.values) {
-        const uint16_t bits = round_to_bf16(value);
-        append(data, &bits, sizeof bits);
-      }
-    }
-    header[tensor.name] = {
-        {"dtype", f32 ? "F32" : "BF16"}, {"shape", tensor.shape}, {"data_offsets", {begin, data.size()}}};
-  }
-  std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  const uint64_t length = text.size();
-  std::string out;
-  append(out, &length, sizeof length);
-  return out + text + data;
-}
+using checkpoint::write_file;
 
 // ---- JSON files
 
@@ -188,27 +146,6 @@ A token is a byte; `<|begin|>`, `<|end|>` and `<|pad|>` are tokens 256 to 258. `
 model, and where the text had either it answers `<|end|>`.
 )";
 
-// ---- files
-
-Result<void> write_file(const std::filesystem::path& path, const std::string& bytes) {
-  const std::filesystem::path temporary = path.string() + ".partial";
-  {
-    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
-    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    file.close();
-    if (!file) {
-      const std::string reason = std::strerror(errno);
-      std::error_code ignored;
-      std::filesystem::remove(temporary, ignored);
-      return error(ErrorCode::kIo, path.string() + ": " + reason);
-    }
-  }
-  std::error_code failure;
-  std::filesystem::rename(temporary, path, failure);
-  return failure ? Result<void>(error(ErrorCode::kIo, path.string() + ": " + failure.message()))
-                 : Result<void>();
-}
-
 std::string pretty(const Json& json) { return json.dump(2) + "\n"; }
 
 }  // namespace
@@ -220,14 +157,12 @@ Result<void> write_checkpoint(const Options& options) {
                  "max-context");
   }
   const std::filesystem::path folder = options.folder;
-  std::error_code failure;
-  std::filesystem::create_directories(folder, failure);
-  if (failure) return error(ErrorCode::kIo, options.folder + ": " + failure.message(), "out");
+  TRY_VOID(checkpoint::create_folder(options.folder));
   TRY_VOID(write_file(folder / "README.md", kReadme));
   TRY_VOID(write_file(folder / "tokenizer.json", pretty(tokenizer())));
   TRY_VOID(write_file(folder / "tokenizer_config.json", pretty(tokenizer_config(options))));
   TRY_VOID(write_file(folder / "generation_config.json", pretty(generation_config())));
-  TRY_VOID(write_file(folder / "model.safetensors", safetensors(construct(), options.dtype)));
+  TRY_VOID(write_file(folder / "model.safetensors", checkpoint::safetensors(construct(), options.dtype)));
   return write_file(folder / "config.json", pretty(config(options)));
 }
 

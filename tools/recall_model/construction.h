@@ -4,18 +4,13 @@
 // rounded once.
 #pragma once
 
-#include <cstdint>
-#include <string>
 #include <vector>
+
+#include "tools/checkpoint/checkpoint_files.h"
 
 namespace weft::recall {
 
-struct Tensor {
-  std::string name;
-  std::vector<int64_t> shape;   // [n] or [outputs, inputs]
-  std::vector<float> values;    // row by row
-  bool float32_always = false;  // as released checkpoints keep e_score_correction_bias
-};
+using checkpoint::Tensor;
 
 // All tensors, ascending by name.
 std::vector<Tensor> construct();

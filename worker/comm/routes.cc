@@ -27,6 +27,7 @@ Result<SpanRoute> make_span(const wire::Span& span, int index, int rank_count) {
   route.origin = static_cast<int>(span.origin());
   route.index_c = static_cast<int>(span.index_c());
   route.draft_tokens = span.draft_tokens();
+  route.seed = span.sampling().seed();
   route.replicate_query = span.replicate_query();
   route.tree_partials = span.tree_partials();
   route.pass_query = span.pass_query();

@@ -59,6 +59,7 @@ struct SpanRoute {
   int origin = 0;
   int index_c = 1;
   int64_t draft_tokens = 0;
+  uint64_t seed = 0;  // of the request's sampling
   bool replicate_query = false;
   bool tree_partials = false;
   bool pass_query = false;

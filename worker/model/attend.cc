@@ -7,6 +7,7 @@
 
 #include "kernels/attention.h"
 #include "worker/model/attend_streamed.h"
+#include "worker/model/finish.h"
 
 namespace weft::worker {
 namespace {
@@ -221,7 +222,7 @@ class SpanJobs {
         for (int64_t head = 0; head < job.heads; ++head) {
           float* partial = row + head * words_;
           kernels::merge_partials(partial, kv::kShards, shard_words_, width);
-          if (job.finished != nullptr) kernels::finish_partial(partial, width, job.finished + head * width);
+          if (job.finished != nullptr) finish_head(state_.config, partial, job.finished + head * width);
         }
         if (job.partials != nullptr) {
           std::memcpy(job.partials, row, static_cast<size_t>(job.heads * words_) * sizeof(float));

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/attention.h"
+#include "worker/model/finish.h"
 
 namespace weft::worker {
 namespace {
@@ -166,7 +167,7 @@ class StreamedJobs {
         const AttendJob& job = jobs_[static_cast<size_t>(i)];
         const float* row = partials + i * job_words_;
         for (int64_t head = 0; head < job.heads && job.finished != nullptr; ++head) {
-          kernels::finish_partial(row + head * words_, width, job.finished + head * width);
+          finish_head(state_.config, row + head * words_, job.finished + head * width);
         }
         if (job.partials != nullptr) {
           std::memcpy(job.partials, row, static_cast<size_t>(job.heads * words_) * sizeof(float));

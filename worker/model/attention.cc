@@ -24,7 +24,9 @@ struct AttentionPhase::Work {
         partials(s),
         pass_query(s),
         expanded(s),
-        ends(s.config.attention == AttentionKind::kMla ? make_mla(s, selection) : make_grouped(s)),
+        ends(s.config.hash                               ? make_hash(s, selection)
+             : s.config.attention == AttentionKind::kMla ? make_mla(s, selection)
+                                                         : make_grouped(s)),
         presence(attention_segments(s.config)) {}
 
   StepState& state;

@@ -74,5 +74,6 @@ class AttentionEnds {
 
 std::unique_ptr<AttentionEnds> make_mla(StepState& state, Selection& selection);
 std::unique_ptr<AttentionEnds> make_grouped(StepState& state);
+std::unique_ptr<AttentionEnds> make_hash(StepState& state, Selection& selection);
 
 }  // namespace weft::worker

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "kernels/elementwise.h"
-#include "kernels/fp8_rows.h"
 #include "worker/model/attention_ends.h"
 #include "worker/model/cache_view.h"
 
@@ -25,7 +24,6 @@ class Mla : public AttentionEnds {
   void index_projections(const LayerWeights& w, int64_t index_layer, const std::byte* hidden,
                          const std::byte* latent, kv::Range home);
   void finish_index_vector(float* vector, int64_t home) const;
-  void round_index_queries();
   void offer(int64_t index_layer);
   void plain_queries(const LayerWeights& w, const std::byte* latent, kv::Range home, std::byte* out);
   void absorb(const LayerWeights& w, const std::byte* latent, kv::Range home, kv::Range heads,
@@ -43,7 +41,6 @@ class Mla : public AttentionEnds {
   Selection& selection_;
   Operand latent_operand_, nope_operand_, value_operand_, output_operand_;
   std::vector<float> q_latent_, kv_row_, index_key_, index_query_, index_weights_, q_, absorbed_, heads_out_;
-  std::vector<std::byte> index_query_stored_;
 };
 
 // Queries, entries and index projections of the attended rows; entries and index keys go into pages.
@@ -131,8 +128,7 @@ void Mla::offer(int64_t index_layer) {
   // Of rows that others attend to there is nothing in these two.
   scratch(index_query_, state.home_count() * state.config.index_heads * state.config.index_width);
   scratch(index_weights_, state.home_count() * state.config.index_heads);
-  round_index_queries();
-  selection_.offer(index_layer, index_query_stored_.data(), index_weights_.data());
+  selection_.offer(index_layer, index_query_.data(), index_weights_.data());
 }
 
 // The last steps of an index query or key of a home row, in place.
@@ -140,30 +136,6 @@ void Mla::finish_index_vector(float* vector, int64_t home) const {
   const ModelConfig& config = state.config;
   kernels::rope(vector, config.rope, cosine(home), sine(home), config.index_rope_layout);
   if (state.setup.cache.index_hadamard) kernels::hadamard(vector, config.index_width);
-}
-
-// Index queries as they are scored. Beside FP8 keys they are FP8 values themselves, and their scales join the
-// weights of the heads.
-void Mla::round_index_queries() {
-  const CacheFormat& cache = state.setup.cache;
-  const DType dtype = cache.index_query_dtype();
-  const int64_t width = state.config.index_width, vectors = state.home_count() * state.config.index_heads;
-  const auto vector_bytes = width * static_cast<int64_t>(dtype_bytes(dtype));
-  std::byte* stored = scratch(index_query_stored_, vectors * vector_bytes);
-  for_rows(state.parallel, vectors, 256, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const float* query = index_query_.data() + i * width;
-      std::byte* to = stored + i * vector_bytes;
-      if (cache.index_keys != CacheDType::kFp8) {
-        kernels::convert(query, width, dtype, to);
-        continue;
-      }
-      uint8_t codes[kernels::kFp8Group];
-      const float scale = kernels::quantise_e4m3(query, width, !cache.index_float_scales, codes);
-      kernels::decode_e4m3(codes, width, 1, reinterpret_cast<uint16_t*>(to));
-      index_weights_[static_cast<size_t>(i)] *= scale;
-    }
-  });
 }
 
 // q_nope ‖ rope(q_pe) for all heads, in the dtype of queries.
@@ -224,7 +196,7 @@ void Mla::absorb(const LayerWeights& w, const std::byte* latent, kv::Range home,
 
 void Mla::choose(int64_t layer) {
   if (!owns_indexer(layer)) return;
-  selection_.choose(index_layer_of(layer), index_query_stored_.data(), index_weights_.data());
+  selection_.choose(index_layer_of(layer));
 }
 
 // W_UV, head by head.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <numbers>
 #include <optional>
 #include <utility>
 
@@ -60,6 +61,7 @@ struct Family {
   bool attention_bias_is_all = true;  // attention_bias speaks of o_proj, too
   double rotary_share = 1;            // where config.json does not say; 1: it must not say otherwise
   Windows windows = Windows::kNone;
+  bool hash = false;  // queries and entries are computed, not projected
 };
 
 constexpr Family kFamilies[] = {
@@ -90,6 +92,13 @@ constexpr Family kFamilies[] = {
      .experts = Experts::kQwen,
      .normed_heads = true,
      .windows = Windows::kEverywhere},
+    {.model_type = "weft_hash",
+     .attention = AttentionKind::kGrouped,
+     .experts = Experts::kNone,
+     .windows = Windows::kFromLayer,
+     .hash = true},
+    {.model_type = "weft_hash_mla", .experts = Experts::kNone, .hash = true},
+    {.model_type = "weft_hash_dsa", .has_indexer = true, .experts = Experts::kNone, .hash = true},
 };
 
 const Family* read_family(FieldReader& f, ModelConfig& c) {
@@ -372,16 +381,17 @@ std::string indexer_pattern(FieldReader& f, int64_t layer_count) {
   return pattern;
 }
 
-void read_indexer(FieldReader& f, ModelConfig& c, bool interleaved_by_default) {
+void read_indexer(FieldReader& f, ModelConfig& c, const Family& family) {
   c.index_heads = f.integer("index_n_heads", 1, kHeadsMax);
   c.index_width = f.integer("index_head_dim", 1, kWidthMax);
   c.index_topk = f.integer("index_topk", 1, kContextMax);
-  c.index_rope_layout = f.boolean("indexer_rope_interleave", interleaved_by_default)
+  c.index_rope_layout = f.boolean("indexer_rope_interleave", family.index_interleaved)
                             ? kernels::RopeLayout::kInterleaved
                             : kernels::RopeLayout::kHalfSplit;
   c.draft_keeps_selection = f.boolean("index_share_for_mtp_iteration", false);
   if (c.index_width < c.rope) f.fail("index_head_dim", "must be at least qk_rope_head_dim");
-  if (c.q_lora_rank == 0) f.fail("q_lora_rank", "missing: the indexer's query comes from the query latent");
+  if (c.q_lora_rank == 0 && !family.hash)
+    f.fail("q_lora_rank", "missing: the indexer's query comes from the query latent");
   const auto count = static_cast<int64_t>(c.layers.size());
   const std::string pattern = indexer_pattern(f, count);
   if (f.failed()) return;
@@ -395,6 +405,58 @@ void read_indexer(FieldReader& f, ModelConfig& c, bool interleaved_by_default) {
   for (size_t layer = 0; layer < c.layers.size(); ++layer) {
     c.layers[layer].indexer = pattern[layer] == 'F' ? Indexer::kFull : Indexer::kShared;
   }
+}
+
+// ---- the hash model ---------------------------------------------------------------------------------
+
+// The softmax scale with which a score of one doubles a weight, exactly.
+constexpr float kHashScale = 1 / std::numbers::log2e_v<float>;
+static_assert(kHashScale * std::numbers::log2e_v<float> == 1);
+
+// Sums must be exact in float32: of digits over the context, of heads' digits over all layers (with room for
+// what a norm rounds), of index scores.
+constexpr int64_t kHashHeadsOfAllLayersMax = 1 << 16;
+constexpr int64_t kHashIndexProductsMax = 1 << 17;
+
+std::vector<int> selections_of(const ModelConfig& c) {
+  std::vector<int> layers;
+  for (const LayerConfig& layer : c.layers) {
+    layers.push_back((layers.empty() ? -1 : layers.back()) + (layer.indexer == Indexer::kFull ? 1 : 0));
+  }
+  return layers;
+}
+
+void read_hash(FieldReader& f, ModelConfig& c) {
+  const bool mla = c.attention == AttentionKind::kMla;
+  hash_model::Shape s;
+  s.layers = static_cast<int>(c.layers.size());
+  s.heads = static_cast<int>(c.heads);
+  s.parts = c.kv_heads;
+  // A value has two more columns: one that is 1, and one for the count. The residual has one more.
+  s.digits = static_cast<int>(
+      std::min({int64_t{hash_model::kDigitsMax}, c.value_width() - 2, c.value, c.hidden - 1}));
+  s.key_bits = static_cast<int>(std::min<int64_t>(hash_model::kKeyBitsMax, mla ? c.rope : c.head_width));
+  s.vocabulary = static_cast<uint32_t>(c.vocabulary);
+  for (const LayerConfig& layer : c.layers) s.windows.push_back(layer.window);
+  if (c.index_layers() > 0) s.selection = selections_of(c);
+  s.index_topk = c.index_topk;
+  s.index_heads = static_cast<int>(c.index_heads);
+  s.index_width = static_cast<int>(c.index_width);
+  c.scale = kHashScale;
+  if (s.digits < 1) f.fail(mla ? "kv_lora_rank" : "head_dim", "must be at least 3, and hidden_size 2");
+  if (c.max_context > hash_model::kContextMax) {
+    f.fail("max_position_embeddings",
+           "must not exceed " + std::to_string(hash_model::kContextMax) + " in a hash model");
+  }
+  if (c.heads * s.layers > kHashHeadsOfAllLayersMax) {
+    f.fail("num_hidden_layers", "times num_attention_heads must not exceed " +
+                                    std::to_string(kHashHeadsOfAllLayersMax) + " in a hash model");
+  }
+  if (c.index_heads * c.index_width > kHashIndexProductsMax) {
+    f.fail("index_n_heads", "times index_head_dim must not exceed " + std::to_string(kHashIndexProductsMax) +
+                                " in a hash model");
+  }
+  c.hash = std::move(s);
 }
 
 // ---- draft layers -----------------------------------------------------------------------------------
@@ -496,7 +558,8 @@ Result<ModelConfig> read_model_config(const std::string& folder, bool draft_laye
   family->attention == AttentionKind::kMla ? read_mla(f, c) : read_grouped(f, c, *family);
   if (f.failed()) return f.error();
   read_feed_forward(f, c, *family);
-  if (family->has_indexer) read_indexer(f, c, family->index_interleaved);
+  if (family->has_indexer) read_indexer(f, c, *family);
+  if (family->hash && !f.failed()) read_hash(f, c);
   read_eos(f, c);
   if (draft_layers) add_draft_layers(f, c);
   if (f.failed()) return f.error();

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "proto/vocab/cache_format.h"
 #include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
+#include "worker/model/hash_math.h"
 #include "worker/model/quantisation.h"
 
 namespace weft::worker {
@@ -85,6 +87,10 @@ struct ModelConfig {
   float expert_scale = 1;
 
   std::vector<uint32_t> eos_tokens;
+
+  // The hash model: queries, entries and index keys are hashes (attention_hash.cc), and so is the token. The
+  // rest is as in any model of its kind of attention.
+  std::optional<hash_model::Shape> hash;
 
   // Elements of a query head and of the value part of an entry, and where key and value are in one.
   int64_t key_width() const { return attention == AttentionKind::kMla ? latent + rope : head_width; }

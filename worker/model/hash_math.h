@@ -35,7 +35,8 @@ struct Shape {
   int digits = 14;    // of an entry's word, and of a head's
   int key_bits = 16;  // of an entry's key word
   uint32_t vocabulary = 4096;
-  int64_t window = 0;  // a row sees its last so many keys; 0: all
+  // By layer: a row sees its last so many keys; 0, or nothing here: all.
+  std::vector<int64_t> windows;
   // With an indexer a row reads the index_topk entries of the best scores instead. By layer: the index layer
   // whose selection it reads; empty: every row sees all.
   std::vector<int> selection;
@@ -121,8 +122,9 @@ constexpr int index_weight(int head) { return 1 + head % 4; }
 inline std::vector<int64_t> seen(const Shape& shape, uint64_t salt, std::span<const uint32_t> tokens,
                                  int layer) {
   const auto row = static_cast<int64_t>(tokens.size()) - 1;
+  const int64_t window = shape.windows.empty() ? 0 : shape.windows[static_cast<size_t>(layer)];
   std::vector<int64_t> positions;
-  for (int64_t u = shape.window == 0 ? 0 : std::max<int64_t>(0, row + 1 - shape.window); u <= row; ++u)
+  for (int64_t u = window == 0 ? 0 : std::max<int64_t>(0, row + 1 - window); u <= row; ++u)
     positions.push_back(u);
   if (shape.selection.empty() || row + 1 <= shape.index_topk) return positions;
   const int index_layer = shape.selection[static_cast<size_t>(layer)];

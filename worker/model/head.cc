@@ -7,6 +7,7 @@
 
 #include "kernels/elementwise.h"
 #include "kernels/sample.h"
+#include "worker/model/hash_logits.h"
 
 namespace weft::worker {
 
@@ -68,18 +69,7 @@ Result<void> Head::batch(std::span<const HeadRow> rows, const float* norm, const
   const kv::Range own = vocabulary_slice(config.vocabulary, state_.rank, state_.rank_count);
   const bool exchanged = state_.layout.passes_logits();
   float* out = exchanged ? state_.outbox() : scratch(slice_, count * config.vocabulary);
-  if (!own.empty()) {
-    kernels::Gemm p;
-    p.weights = state_.weights.head;
-    p.output_begin = own.begin;
-    p.output_end = own.end;
-    p.rows = count;
-    p.x = operand_.of(state_.parallel, p.weights.dtype, hidden_.data(), count * config.hidden);
-    p.x_stride = config.hidden;
-    p.y = out;
-    p.y_stride = own.size();
-    kernels::gemm(p, state_.parallel);
-  }
+  if (!own.empty()) slice(count, own, out);
   if (exchanged) TRY_VOID(state_.exchange.pass(ExchangePoint::kLogits, -1));
   scratch(logits_, config.vocabulary);
   for (int64_t i = 0; i < count; ++i) {
@@ -99,6 +89,25 @@ Result<void> Head::batch(std::span<const HeadRow> rows, const float* norm, const
     take(i, logits_.data());
   }
   return {};
+}
+
+void Head::slice(int64_t rows, kv::Range columns, float* out) {
+  const int64_t d = state_.config.hidden;
+  if (state_.config.hash) {
+    for (int64_t i = 0; i < rows; ++i)
+      hash_logits(*state_.config.hash, hidden_.data() + i * d, columns, out + i * columns.size());
+    return;
+  }
+  kernels::Gemm p;
+  p.weights = state_.weights.head;
+  p.output_begin = columns.begin;
+  p.output_end = columns.end;
+  p.rows = rows;
+  p.x = operand_.of(state_.parallel, p.weights.dtype, hidden_.data(), rows * d);
+  p.x_stride = d;
+  p.y = out;
+  p.y_stride = columns.size();
+  kernels::gemm(p, state_.parallel);
 }
 
 void Head::finish_row(const HeadRow& row, const wire::StepPlan& plan, const float* logits,

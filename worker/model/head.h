@@ -30,6 +30,8 @@ class Head {
   // The normed last hidden states of the batch's rows that this rank can give, and all of them after the
   // exchange.
   Result<void> gather(std::span<const HeadRow> rows, const float* norm);
+  // [rows][columns] of the logits, from the normed hidden states in hidden_.
+  void slice(int64_t rows, kv::Range columns, float* out);
   void finish_row(const HeadRow& row, const wire::StepPlan& plan, const float* logits,
                   wire::StepResult& result);
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/attention.h"
+#include "worker/model/finish.h"
 
 namespace weft::worker {
 
@@ -99,7 +100,7 @@ void Partials::finish_classes(const SpanRoute& span, float* out) {
     std::vector<const float*> partials(sources);
     for (const float*& partial : partials) partial += begin * words();
     for (int64_t i = begin; i < end; ++i) {
-      kernels::finish_partials(partials, width, out + i * width);
+      finish_head(state_.config, partials, out + i * width);
       for (const float*& partial : partials) partial += words();
     }
   });
@@ -113,7 +114,7 @@ void Partials::finish_tree(const SpanRoute& span, float* out) {
   const float* partials = kept(span, state_.rank);
   for_rows(state_.parallel, span.rows * heads_of(span, state_.rank), 32, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      kernels::finish_partial(partials + i * words(), width, out + i * width);
+      finish_head(state_.config, partials + i * words(), out + i * width);
     }
   });
 }

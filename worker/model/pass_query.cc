@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "kernels/attention.h"
+#include "worker/model/finish.h"
 
 namespace weft::worker {
 
@@ -107,7 +108,7 @@ void PassQuery::finish_part(const SpanRoute& span, int64_t part, float* z) {
       const int64_t home = rows.begin - state_.layout.wide_count() + row;
       float* out = z + (home * config.heads + part * config.group_heads()) * width;
       for (int64_t i = 0; i < config.group_heads(); ++i) {
-        kernels::finish_partials(heads, width, out + i * width);
+        finish_head(config, heads, out + i * width);
         for (const float*& head : heads) head += words;
       }
     }

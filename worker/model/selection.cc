@@ -4,6 +4,9 @@
 #include <cstring>
 #include <numeric>
 
+#include "kernels/elementwise.h"
+#include "kernels/fp8_rows.h"
+
 namespace weft::worker {
 
 void Selection::reset() {
@@ -33,8 +36,7 @@ void Selection::for_scored_spans(const Body& body) {
   }
 }
 
-void Selection::select(const SpanRoute& span, int64_t first_home, int64_t count, int64_t index_layer,
-                       const void* query, const float* weights) {
+void Selection::select(const SpanRoute& span, int64_t first_home, int64_t count, int64_t index_layer) {
   const ModelConfig& config = state_.config;
   const CacheView& view = state_.views[static_cast<size_t>(span.index)];
   const int64_t P = state_.setup.block_tokens;
@@ -69,9 +71,8 @@ void Selection::select(const SpanRoute& span, int64_t first_home, int64_t count,
   p.width = config.index_width;
   p.block_tokens = P;
   p.rows = count;
-  p.query = static_cast<const std::byte*>(query) +
-            first_home * p.heads * p.width * static_cast<int64_t>(dtype_bytes(p.dtype));
-  p.weights = weights + first_home * p.heads;
+  p.query = query_.data() + first_home * p.heads * p.width * static_cast<int64_t>(dtype_bytes(p.dtype));
+  p.weights = weights_ + first_home * p.heads;
   p.row_positions = positions_.data();
   p.keys = keys_;
   p.top_k = config.index_topk;
@@ -95,7 +96,32 @@ bool may_read(const SpanRoute& span, int rank, int member) {
 
 }  // namespace
 
-void Selection::offer(int64_t index_layer, const void* query, const float* weights) {
+// As they are scored. Beside FP8 keys they are FP8 values themselves, and their scales join the weights of
+// the heads.
+void Selection::round_queries(const float* query, float* weights) {
+  const CacheFormat& cache = state_.setup.cache;
+  const DType dtype = cache.index_query_dtype();
+  const int64_t width = state_.config.index_width, vectors = state_.home_count() * state_.config.index_heads;
+  const auto vector_bytes = width * static_cast<int64_t>(dtype_bytes(dtype));
+  std::byte* stored = scratch(query_, vectors * vector_bytes);
+  for_rows(state_.parallel, vectors, 256, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::byte* to = stored + i * vector_bytes;
+      if (cache.index_keys != CacheDType::kFp8) {
+        kernels::convert(query + i * width, width, dtype, to);
+        continue;
+      }
+      uint8_t codes[kernels::kFp8Group];
+      const float scale = kernels::quantise_e4m3(query + i * width, width, !cache.index_float_scales, codes);
+      kernels::decode_e4m3(codes, width, 1, reinterpret_cast<uint16_t*>(to));
+      weights[i] *= scale;
+    }
+  });
+  weights_ = weights;
+}
+
+void Selection::offer(int64_t index_layer, const float* query, float* weights) {
+  round_queries(query, weights);
   if (state_.layout.split_count() == 0) return;
   const EntriesOutbox at =
       entries_outbox(state_.layout, state_.config, state_.setup.cache.query_dtype(), state_.rank);
@@ -106,7 +132,7 @@ void Selection::offer(int64_t index_layer, const void* query, const float* weigh
   const int64_t k = state_.config.index_topk;
   for_scored_spans([&](const SpanRoute& span, int64_t first_home, int64_t count) {
     if (!span.split_index()) return;
-    select(span, first_home, count, index_layer, query, weights);
+    select(span, first_home, count, index_layer);
     const int64_t first_part = offer_lengths_[{index_layer, span.index_c}].keys(k, span.index_c);
     for_rows(state_.parallel, count, 1, [&](int64_t i, int64_t) {
       const int64_t row = span.first_split + state_.home()[static_cast<size_t>(first_home + i)].row;
@@ -116,11 +142,11 @@ void Selection::offer(int64_t index_layer, const void* query, const float* weigh
   });
 }
 
-void Selection::choose(int64_t index_layer, const void* query, const float* weights) {
+void Selection::choose(int64_t index_layer) {
   const int64_t k = state_.config.index_topk;
   for_scored_spans([&](const SpanRoute& span, int64_t first_home, int64_t count) {
     if (span.split_index()) return choose_split(span, first_home, count, index_layer);
-    select(span, first_home, count, index_layer, query, weights);
+    select(span, first_home, count, index_layer);
     for (int64_t i = 0; i < count; ++i) {
       keep(first_home + i,
            {found_.data() + i * k, static_cast<size_t>(found_count_[static_cast<size_t>(i)])});

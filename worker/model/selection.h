@@ -23,22 +23,24 @@ class Selection {
   // Marks every row dense and none given: for layers without an indexer, and at the start of a step.
   void reset();
 
-  // Index queries and head weights of the home rows, computed by the caller: [home][heads][width] in
-  // the dtype of index queries, [home][heads] float32 with the factors Hi^-1/2 · Di^-1/2 (and the scales of
-  // FP8 queries) in it.
-  void offer(int64_t index_layer, const void* query, const float* weights);
-  void choose(int64_t index_layer, const void* query, const float* weights);
+  // Index queries and head weights of the home rows, computed by the caller: [home][heads][width], and
+  // [home][heads] with the factors Hi^-1/2 · Di^-1/2 in it. The weights are changed, and kept in use until
+  // the layer's choose().
+  void offer(int64_t index_layer, const float* query, float* weights);
+  void choose(int64_t index_layer);
 
  private:
+  void round_queries(const float* query, float* weights);
   // Runs index_select for the scored rows of one span; results in found_.
-  void select(const SpanRoute& span, int64_t first_home, int64_t count, int64_t index_layer,
-              const void* query, const float* weights);
+  void select(const SpanRoute& span, int64_t first_home, int64_t count, int64_t index_layer);
   void keep(int64_t home, std::span<const kernels::Candidate> chosen);
   void choose_split(const SpanRoute& span, int64_t first_home, int64_t count, int64_t index_layer);
   template <typename Body>
   void for_scored_spans(const Body& body);
 
   StepState& state_;
+  std::vector<std::byte> query_;  // in the dtype of index queries
+  const float* weights_ = nullptr;
   std::vector<kernels::Candidate> found_;
   std::vector<int32_t> found_count_;
   std::vector<int64_t> positions_;

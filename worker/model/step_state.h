@@ -74,7 +74,7 @@ struct StepState {
   }
   // Whether entries of a span's owned rows are expanded (MLA only).
   bool expands(const SpanRoute& span) const {
-    return span.expand_context && config.attention == AttentionKind::kMla;
+    return span.expand_context && config.attention == AttentionKind::kMla && !config.hash;
   }
   // Consecutive whole rows, as ranges of home rows, that expand alike.
   struct WholeRun {

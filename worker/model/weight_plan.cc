@@ -29,8 +29,7 @@ class Planner {
       const std::string prefix = "model.layers." + std::to_string(layer) + ".";
       vector(w.input_norm, prefix + "input_layernorm.weight", c_.hidden);
       vector(w.post_attention_norm, prefix + "post_attention_layernorm.weight", c_.hidden);
-      c_.attention == AttentionKind::kMla ? mla(w, prefix + "self_attn.") : grouped(w, prefix + "self_attn.");
-      if (c_.layers[layer].indexer == Indexer::kFull) indexer(w, prefix + "self_attn.indexer.");
+      attention(w, c_.layers[layer].indexer, prefix + "self_attn.");
       if (c_.layers[layer].feed_forward == FeedForward::kDense) {
         mlp(w.dense, prefix + "mlp.", c_.dense_width);
         if (c_.mlp_bias) {
@@ -130,6 +129,15 @@ class Planner {
     WeightSource source = whole(std::move(name), heads * outputs, k);
     source.group_stride = outputs * k;
     quantise(packed(view, dtype_, heads, outputs, k, std::move(source)));
+  }
+
+  void attention(LayerWeights& w, Indexer kind, const std::string& p) {
+    if (c_.hash) {
+      matrix(w.o, p + "o_proj.weight", c_.hidden, c_.heads * c_.value);
+      return;
+    }
+    c_.attention == AttentionKind::kMla ? mla(w, p) : grouped(w, p);
+    if (kind == Indexer::kFull) indexer(w, p + "indexer.");
   }
 
   void mla(LayerWeights& w, const std::string& p) {
