@@ -30,24 +30,22 @@ int64_t slack_of(const PageCounts& room, const PageCounts& need, int rank_count)
 
 // The placement (rank of a dp wish) and origin that leave the tightest pool the most room. `hits` fix the
 // origin and need pages only where they are not resident.
-Choice choose(const Limits& limits, const GroupingWish& wish, const Memory* memory,
-              const std::vector<BlockId>& hits, int64_t block_count, const PageCounts& room, int turn) {
+Choice choose(const Limits& limits, const GroupingWish& wish, const Memory* memory, const BlockPath& hits,
+              int64_t block_count, const PageCounts& room, int turn) {
   Choice best;
-  const auto hit_count = static_cast<int64_t>(hits.size());
   for (const int dp_rank : placement_choices(limits, wish.decode)) {
     const Placement placement = placement_of(limits, wish.decode, wish.index, dp_rank);
     PageCounts widening;
-    for (const BlockId id : hits) {
-      memory->count_missing(memory->block(id), placement.residency, widening);
-    }
-    const BlockNeeds needs(limits, placement.residency, hit_count, block_count);
+    const bool hit = hits.size() > 0;
+    if (hit) memory->count_missing(hits, placement.residency, widening);
+    const BlockNeeds needs(limits, placement.residency, hits.size(), block_count);
     for (int i = 0; i < limits.rank_count; ++i) {
-      const int origin = hits.empty() ? (turn + i) % limits.rank_count : memory->block(hits[0]).origin;
+      const int origin = hit ? memory->block(hits.tail).origin : (turn + i) % limits.rank_count;
       Choice choice{placement, origin, needs.pages(origin), 0};
       choice.need += widening;
       choice.slack = slack_of(room, choice.need, limits.rank_count);
       if (choice.slack > best.slack) best = choice;
-      if (!hits.empty()) break;
+      if (hit) break;
     }
   }
   return best;
@@ -99,21 +97,21 @@ Result<void> check_fits_alone(const Limits& limits, int64_t prompt, int64_t max_
 }
 
 namespace {
-// What the prefix cache has of a prompt, and where the rest would go.
-std::pair<std::vector<BlockId>, Choice> plan_admission(const Sequence& sequence, const Memory& memory,
-                                                       bool use_hits, int turn) {
+// What the prefix cache has of a prompt (without a lock), and where the rest would go.
+std::pair<BlockPath, Choice> plan_admission(const Sequence& sequence, const Memory& memory, bool use_hits,
+                                            int turn) {
   const Limits& limits = memory.limits();
-  std::vector<BlockId> hits;
-  if (use_hits && sequence.use_prefix_cache) hits = memory.cache().find(sequence.hashes);
+  BlockPath hits;
+  if (use_hits && sequence.use_prefix_cache) {
+    const PrefixCache::Match found = memory.cache().find(sequence.hashes, sequence.likely_blocks);
+    hits.tail = found.tail;
+    hits.registered = found.blocks;
+  }
   // Room once the hits are in use: their pages can no longer be evicted.
   PageCounts room;
   for_each_pool(limits.rank_count,
                 [&](kv::Stream stream, int rank) { room.at(stream, rank) = memory.room(stream, rank); });
-  for (const BlockId id : hits) {
-    const Block& block = memory.block(id);
-    if (block.references > 0) continue;
-    block.for_each_page([&](kv::Stream stream, int rank, PageId) { --room.at(stream, rank); });
-  }
+  if (hits.size() > 0) room -= memory.cache().unused_pages(hits.tail);
   const int64_t block_count = ceil_div(sequence.row_count(), limits.geometry.block_tokens);
   const Choice choice = choose(limits, sequence.wish, &memory, hits, block_count, room, turn);
   return {std::move(hits), choice};
@@ -125,16 +123,15 @@ bool can_admit(const Sequence& sequence, const Memory& memory, bool use_hits, in
 }
 
 bool try_admit(Sequence& sequence, Memory& memory, bool use_hits, int turn) {
-  auto [hits, choice] = plan_admission(sequence, memory, use_hits, turn);
+  const auto [hits, choice] = plan_admission(sequence, memory, use_hits, turn);
   if (choice.slack < 0) return false;
 
-  for (const BlockId id : hits) memory.reference(id);
+  memory.use({hits.tail, hits.registered}, sequence.blocks);
   memory.reserve(choice.need);
   sequence.reserved = choice.need;
   sequence.placement = choice.placement;
   sequence.origin = choice.origin;
-  sequence.hit_blocks = sequence.registered_blocks = static_cast<int64_t>(hits.size());
-  sequence.blocks = std::move(hits);
+  sequence.hit_blocks = sequence.blocks.registered;
   sequence.cached = sequence.hit_blocks * memory.limits().geometry.block_tokens;
   // Something must produce the first token: on a full hit the last row runs again.
   sequence.repeat_last_row = sequence.cached == sequence.prompt;

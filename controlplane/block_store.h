@@ -1,4 +1,4 @@
-// The records of blocks: who holds them, who uses them, where they stand in the prefix cache.
+// The records of blocks: who holds them, and where they stand in the prefix cache.
 //
 // A block is P consecutive tokens of one or several sequences. Records are made and erased by memory.h; this
 // only stores them. References to records stay valid until the record is erased; ids are reused, serials
@@ -16,6 +16,9 @@
 namespace weft::controlplane {
 
 inline constexpr BlockId kNoBlock{0xffffffffu};
+
+enum class RunId : uint32_t {};  // a run of the prefix cache (prefix_cache.h)
+inline constexpr RunId kNoRun{0xffffffffu};
 
 // One part of a block (kv::CacheGeometry numbers them): a page on each rank that holds it.
 struct BlockPart {
@@ -43,18 +46,11 @@ struct Block {
   uint64_t serial = 0;  // distinguishes reuses of an id; 0: no record
   int64_t index = 0;    // b, its place in the sequence
   int origin = 0;       // of its chain
-  int references = 0;   // sequences that use it
   std::vector<BlockPart> parts;
   StepId copy_step{0};
-  StepId fence{0};  // last step that may name it; set when its last user leaves
 
-  // Prefix cache: identity and place in the tree of chains.
-  bool registered = false;
-  kv::BlockHash hash;
-  uint64_t last_use = 0;
-  uint64_t chain = 0;  // of the prefix cache, while unused: what it was given back with; 0: none
-  BlockId parent = kNoBlock;
-  BlockId first_child = kNoBlock, next_sibling = kNoBlock, previous_sibling = kNoBlock;
+  RunId run = kNoRun;  // of the prefix cache; none: it belongs to one sequence alone
+  kv::BlockHash hash;  // its identity, in a run
 
   BlockPart& part(int number) { return parts.at(static_cast<size_t>(number)); }
   const BlockPart& part(int number) const { return parts.at(static_cast<size_t>(number)); }

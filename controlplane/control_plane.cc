@@ -164,7 +164,7 @@ void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
   sequence.id = event.request;
   sequence.order = ++arrivals_;
   sequence.root = event.root;
-  sequence.hashes = event.hashes;
+  sequence.hashes = Identities(event.hashes);
   sequence.sampling = event.sampling;
   sequence.max_tokens = event.max_tokens;
   sequence.stop_tokens = event.stop_tokens;
@@ -175,10 +175,11 @@ void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
   sequence.priority = event.priority;
   if (event.deadline) sequence.deadline = now + *event.deadline;
   sequence.arrived = now;
-  sequence.tokens = event.prompt;
+  sequence.tokens = TokenList(event.prompt);
+  if (event.speculation.source == DraftSource::kLookup) sequence.text = event.prompt;
   sequence.prompt = prompt;
   if (sequence.use_prefix_cache) {
-    CHECK_EQ(static_cast<int64_t>(sequence.hashes.size()), prompt / limits_.geometry.block_tokens);
+    CHECK_EQ(sequence.hashes.size(), prompt / limits_.geometry.block_tokens);
   }
   if (sequence.deadline) deadlines_.insert({*sequence.deadline, sequence.id});
   sequences_.emplace(event.request, std::move(owned));

@@ -41,14 +41,17 @@ std::optional<RequestSnapshot> ControlPlane::request(RequestId id) const {
 }
 
 kv::StoredBytes ControlPlane::stored_bytes(const Sequence& sequence) const {
+  PageCounts pages = memory_.pages(sequence.blocks);
+  memory_.for_each(
+      sequence.blocks, ceil_div(sequence.scheduled, limits_.geometry.block_tokens),
+      [&](const Block& block) {  // not written yet
+        block.for_each_page([&](kv::Stream stream, int rank, PageId) { --pages.at(stream, rank); });
+      });
   kv::StoredBytes bytes{};
-  for (const BlockId id : sequence.blocks) {
-    const Block& block = memory_.block(id);
-    if (block.index * limits_.geometry.block_tokens >= sequence.scheduled) break;
-    block.for_each_page([&](kv::Stream stream, int rank, PageId) {
-      bytes[static_cast<size_t>(stream)][static_cast<size_t>(rank)] += limits_.geometry.page_bytes(stream);
-    });
-  }
+  for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
+    bytes[static_cast<size_t>(stream)][static_cast<size_t>(rank)] =
+        pages.at(stream, rank) * limits_.geometry.page_bytes(stream);
+  });
   return bytes;
 }
 
@@ -80,23 +83,28 @@ void ControlPlane::check_invariants() const {
   CHECK_LE(static_cast<int>(in_flight_.size()), limits_.plans_in_flight);
   PageCounts reserved;
   int64_t tables = 0;
-  int64_t references = 0;
+  std::vector<BlockId> locks;
+  int64_t own_blocks = 0;
   for (const Sequence* sequence : running_) {
     const Sequence& s = *sequence;
     reserved += s.reserved;
     tables += s.has_table ? 1 : 0;
-    references += static_cast<int64_t>(s.blocks.size());
+    locks.push_back(s.blocks.tail);
+    own_blocks += std::ssize(s.blocks.own);
     CHECK(s.running && s.cached <= s.computed && s.computed <= s.scheduled && s.scheduled <= s.row_count());
     CHECK(s.answered() <= s.samples_scheduled && s.samples_scheduled <= s.max_tokens);
-    CHECK_LE(s.scheduled, static_cast<int64_t>(s.blocks.size()) * limits_.geometry.block_tokens);
-    for (size_t i = 0; i < s.blocks.size(); ++i) {
-      const Block& block = memory_.block(s.blocks[i]);
-      CHECK(block.references > 0 && block.index == static_cast<int64_t>(i) && block.origin == s.origin);
-    }
+    CHECK_LE(s.scheduled, s.blocks.size() * limits_.geometry.block_tokens);
+    int64_t index = 0;
+    memory_.for_each(s.blocks, 0, [&](const Block& block) {
+      CHECK(memory_.used(block) && block.index == index && block.origin == s.origin);
+      CHECK_EQ(block.run != kNoRun, index < s.blocks.registered);
+      ++index;
+    });
+    CHECK_EQ(index, s.blocks.size());
     CHECK_EQ(s.suspect_until > 0, std::find(suspects_.begin(), suspects_.end(), s.id) != suspects_.end());
     if (!s.needs_switch) CHECK(s.reserved == pages_to_take(s, memory_, s.placement.residency));
   }
-  for (const Sequence* sequence : waiting_) CHECK(!sequence->running && sequence->blocks.empty());
+  for (const Sequence* sequence : waiting_) CHECK(!sequence->running && sequence->blocks.size() == 0);
   CHECK(reserved == memory_.reserved());
   CHECK(std::is_sorted(waiting_.begin(), waiting_.end(),
                        [](const Sequence* a, const Sequence* b) { return a->before(*b); }));
@@ -106,9 +114,9 @@ void ControlPlane::check_invariants() const {
   }
   for (const auto& [at, id] : deadlines_) CHECK(sequences_.at(id)->deadline == at);
   CHECK_EQ(tables, tables_.taken_count());
-  int64_t counted = 0;
-  memory_.for_each_block([&](const Block& block) { counted += block.references; });
-  CHECK_EQ(counted, references);
+  memory_.check_locks(locks);
+  memory_.for_each_block([&](const Block& block) { own_blocks -= block.run == kNoRun ? 1 : 0; });
+  CHECK_EQ(own_blocks, 0);
   if (in_flight_.empty()) CHECK(memory_.last_completed() == memory_.last_issued());
 }
 

@@ -21,7 +21,9 @@ void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, con
   CHECK_EQ(sequence.computed, span.start);
   const Result<std::vector<uint32_t>> drawn = drawn_tokens(sequence, span, record);
   if (!drawn) return finish(sequence, FinishReason::kError, drawn.error(), notices);
-  sequence.tokens.insert(sequence.tokens.end(), drawn->begin(), drawn->end());
+  sequence.tokens.append(*drawn);
+  if (sequence.speculation.source == DraftSource::kLookup)
+    sequence.text.insert(sequence.text.end(), drawn->begin(), drawn->end());
   // Of a span that decodes, the row before each token that holds.
   sequence.computed += span.prefill ? span.rows : std::ssize(*drawn);
   if (!span.drafts.empty()) count_drafts(sequence, span, std::ssize(*drawn) - 1, notices);
@@ -95,17 +97,16 @@ void ControlPlane::count_drafts(Sequence& sequence, const SpanRecord& span, int6
 void ControlPlane::register_blocks(Sequence& sequence) {
   if (!sequence.use_prefix_cache) return;
   const int64_t block_tokens = limits_.geometry.block_tokens;
-  while (sequence.registers && (sequence.registered_blocks + 1) * block_tokens <= sequence.computed) {
-    const auto index = static_cast<size_t>(sequence.registered_blocks);
+  while (sequence.registers && (sequence.blocks.registered + 1) * block_tokens <= sequence.computed) {
+    const int64_t index = sequence.blocks.registered;
     if (index == sequence.hashes.size()) {
-      const std::span<const uint32_t> tokens(sequence.tokens);
-      sequence.hashes.push_back(kv::block_hash(
-          index == 0 ? sequence.root : sequence.hashes[index - 1],
-          tokens.subspan(index * static_cast<size_t>(block_tokens), static_cast<size_t>(block_tokens))));
+      std::vector<uint32_t> tokens;
+      sequence.tokens.read(index * block_tokens, block_tokens, tokens);
+      sequence.hashes.push_back(
+          kv::block_hash(index == 0 ? sequence.root : sequence.hashes[index - 1], tokens));
     }
-    const BlockId parent = index == 0 ? kNoBlock : sequence.blocks[index - 1];
-    sequence.registers = memory_.insert(sequence.blocks[index], sequence.hashes[index], parent);
-    if (sequence.registers) ++sequence.registered_blocks;
+    sequence.registers =
+        memory_.insert(sequence.blocks, sequence.hashes[index], sequence.placement.residency);
   }
 }
 
@@ -128,18 +129,14 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
                                       sequence.drafted, sequence.accepted, stored_bytes(sequence),
                                       sequence.next.has_value()});
   // What a failed request has computed itself is not trusted; one that is late has not failed.
-  if (reason == FinishReason::kError && !late && sequence.registered_blocks > sequence.hit_blocks) {
-    const BlockId first = sequence.blocks[static_cast<size_t>(sequence.hit_blocks)];
-    if (memory_.block(first).registered) memory_.forget(first);
-  }
+  if (reason == FinishReason::kError && !late && sequence.blocks.registered > sequence.hit_blocks)
+    memory_.forget(memory_.at(sequence.blocks, sequence.hit_blocks));
   if (sequence.running && sequence.use_prefix_cache) {
     // Its next request surely begins with the prompt; the answer may come back changed.
-    const std::span<const kv::BlockHash> hashes(sequence.hashes);
-    const auto prompt = static_cast<size_t>(sequence.prompt / limits_.geometry.block_tokens);
-    memory_.chain_unused(sequence.history, prompt > 0 ? hashes.first(prompt) : hashes);
+    const int64_t prompt = sequence.prompt / limits_.geometry.block_tokens;
+    memory_.chain_unused(sequence.history, sequence.hashes, prompt > 0 ? prompt : sequence.hashes.size());
   }
-  // Children before parents: a block in use has its parent in use.
-  for (auto id = sequence.blocks.rbegin(); id != sequence.blocks.rend(); ++id) memory_.release(*id);
+  memory_.release(sequence.blocks);
   memory_.unreserve(sequence.reserved);
   if (sequence.has_table) tables_.give_back(sequence.table, memory_.last_issued());
   std::erase(suspects_, sequence.id);
@@ -185,16 +182,11 @@ void ControlPlane::undo(const PlanRecord& record) {
   for (auto change = record.changes.rbegin(); change != record.changes.rend(); ++change) {
     Block* block = memory_.find_block(change->block, change->serial);
     if (block == nullptr || block->page(change->part, change->rank) != change->page) continue;
-    RankMask& valid = block->part(change->part).valid;
-    if (change->made_valid) {
-      valid &= ~mask_of(change->rank);
-    } else {
-      valid |= mask_of(change->rank);
-    }
+    memory_.set_valid(*block, change->part, change->rank, !change->made_valid);
   }
   for (const ValidChange& change : record.changes) {
     Block* block = memory_.find_block(change.block, change.serial);
-    if (block != nullptr && block->references == 0) memory_.drop_invalid(change.block);
+    if (block != nullptr && !memory_.used(*block)) memory_.drop_invalid(change.block);
   }
 }
 

@@ -1,42 +1,105 @@
 #include "controlplane/memory.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "proto/vocab/check.h"
 
 namespace weft::controlplane {
 
-BlockId Memory::create(int64_t index, int origin) {
-  Block& block = blocks_.create(index, origin);
-  block.references = 1;
-  return block.id;
+// ---- the blocks of one sequence -------------------------------------------------------------------------
+
+void Memory::use(const PrefixCache::Match& found, BlockPath& path) {
+  CHECK_EQ(path.size(), 0);
+  if (found.blocks == 0) return;
+  cache_.lock(found.tail);
+  path.tail = found.tail;
+  path.registered = found.blocks;
 }
 
-void Memory::reference(BlockId id) {
-  Block& block = blocks_.at(id);
-  if (block.references == 0) cache_.used(id);
-  ++block.references;
+void Memory::extend(BlockPath& path, int origin) {
+  path.own.push_back(blocks_.create(path.size(), origin).id);
 }
 
-void Memory::release(BlockId id) {
-  Block& block = blocks_.at(id);
-  CHECK_GT(block.references, 0);
+bool Memory::insert(BlockPath& path, const kv::BlockHash& hash, const kv::Residency& residency) {
   ++changes_;
-  if (--block.references > 0) return;
-  block.fence = issued_;
-  if (block.registered) {
-    cache_.unused(id);
-    drop_invalid(id);
-  } else {
-    give_back_pages(block);
-    blocks_.erase(id);
-  }
+  const BlockId id = path.own.front();
+  if (!cache_.insert(id, hash, path.tail, residency)) return false;
+  path.own.pop_front();
+  path.tail = id;
+  ++path.registered;
+  return true;
 }
+
+void Memory::release(BlockPath& path) {
+  ++changes_;
+  for (auto id = path.own.rbegin(); id != path.own.rend(); ++id) erase(*id);
+  if (path.tail != kNoBlock) unlock(path.tail);
+  path = {};
+}
+
+void Memory::unlock(BlockId tail) {
+  const PrefixCache::Unlocked unlocked = cache_.unlock(tail, issued_);
+  for (const BlockId id : unlocked.gone) erase(id);
+  for (const BlockId id : unlocked.invalid) drop_invalid(id);
+}
+
+void Memory::pin(BlockId tail) {
+  ++changes_;
+  cache_.lock(tail);
+}
+
+void Memory::unpin(BlockId tail) {
+  ++changes_;
+  cache_.order().begin_chain({});  // it is of no request's chain
+  unlock(tail);
+}
+
+BlockId Memory::at(const BlockPath& path, int64_t index) const {
+  return index < path.registered ? cache_.at(path.tail, index)
+                                 : path.own.at(static_cast<size_t>(index - path.registered));
+}
+
+void Memory::count_missing(const BlockPath& path, const kv::Residency& residency, PageCounts& counts) const {
+  const auto count = [&](BlockId id) {
+    for (int part = 0; part < parts(); ++part) {
+      for_each_rank(missing(block(id), part, residency),
+                    [&](int rank) { ++counts.at(block(id).part(part).stream, rank); });
+    }
+  };
+  cache_.for_each_run(path.tail, [&](const Run& run, int64_t first, int64_t end) {
+    if (run.covers == residency) return;
+    for (int64_t index = first; index < end; ++index) {
+      count(run.blocks[static_cast<size_t>(index - run.first_index)]);
+    }
+  });
+  for (const BlockId id : path.own) count(id);
+}
+
+bool Memory::may_need_copies(const BlockPath& path, const kv::Residency& residency) const {
+  if (!path.own.empty()) return true;
+  bool may = false;
+  cache_.for_each_run(path.tail, [&](const Run& run, int64_t, int64_t) {
+    may = may || run.covers != residency || run.invalid > 0;
+  });
+  return may;
+}
+
+PageCounts Memory::pages(const BlockPath& path) const {
+  PageCounts sum;
+  cache_.for_each_run(path.tail, [&](const Run& run, int64_t, int64_t) { sum += run.pages; });
+  for (const BlockId id : path.own) {
+    block(id).for_each_page([&](kv::Stream stream, int rank, PageId) { ++sum.at(stream, rank); });
+  }
+  return sum;
+}
+
+// ---- one block ------------------------------------------------------------------------------------------
 
 bool Memory::hold(BlockId id, const kv::Residency& residency, PageCounts& reserved, bool empty) {
   Block& block = blocks_.at(id);
-  CHECK_GT(block.references, 0);
+  CHECK(used(block));
   for (int part = 0; part < parts(); ++part) {
     const kv::Stream stream = block.part(part).stream;
     RankMask lacking = missing(block, part, residency);
@@ -48,8 +111,9 @@ bool Memory::hold(BlockId id, const kv::Residency& residency, PageCounts& reserv
       --reserved.at(stream, rank);
       --reserved_.at(stream, rank);
       block.page(part, rank) = *page;
-      if (block.registered) ++changes_;  // whoever shares it needs one page less
+      if (block.run != kNoRun) ++changes_;  // whoever shares it needs one page less
       if (empty) block.part(part).valid |= mask_of(rank);
+      cache_.page_added(block, stream, rank, empty);
     }
   }
   return true;
@@ -63,11 +127,11 @@ RankMask Memory::missing(const Block& block, int part, const kv::Residency& resi
   return wanted(block, part, residency) & ~block.part(part).holders();
 }
 
-void Memory::count_missing(const Block& block, const kv::Residency& residency, PageCounts& counts) const {
-  for (int part = 0; part < parts(); ++part) {
-    for_each_rank(missing(block, part, residency),
-                  [&](int rank) { ++counts.at(block.part(part).stream, rank); });
-  }
+void Memory::set_valid(Block& block, int part, int rank, bool valid) {
+  RankMask& mask = block.part(part).valid;
+  if (holds(mask, rank) == valid) return;
+  mask ^= mask_of(rank);
+  cache_.validity_changed(block, valid);
 }
 
 void Memory::drop(BlockId id, int part, int rank) {
@@ -76,7 +140,9 @@ void Memory::drop(BlockId id, int part, int rank) {
   PageId& page = block.page(part, rank);
   CHECK(page != kNoPage);
   ++changes_;
-  if (block.registered && block.references == 0) cache_.page_dropped(stream, rank);
+  const bool in_run = block.run != kNoRun && cache_.run(block.run).covers;
+  const bool breaks = in_run && holds(wanted(block, part, *cache_.run(block.run).covers), rank);
+  cache_.page_dropped(block, stream, rank, holds(block.part(part).valid, rank), breaks);
   allocator_.give_back(stream, rank, page, issued_);
   page = kNoPage;
   block.part(part).valid &= ~mask_of(rank);
@@ -84,7 +150,7 @@ void Memory::drop(BlockId id, int part, int rank) {
 
 void Memory::drop_invalid(BlockId id) {
   const Block& block = blocks_.at(id);
-  CHECK_EQ(block.references, 0);
+  CHECK(!used(block));
   for (int part = 0; part < parts(); ++part) {
     for_each_rank(block.part(part).holders() & ~block.part(part).valid,
                   [&](int rank) { drop(id, part, rank); });
@@ -93,14 +159,16 @@ void Memory::drop_invalid(BlockId id) {
 
 void Memory::forget(BlockId id) {
   ++changes_;
-  for (const BlockId member : cache_.subtree(id)) {
-    cache_.remove(member);
-    Block& block = blocks_.at(member);
-    if (block.references > 0) continue;
-    give_back_pages(block);
-    blocks_.erase(member);
-  }
+  for (const BlockId gone : cache_.forget(id)) erase(gone);
 }
+
+void Memory::erase(BlockId id) {
+  block(id).for_each_page(
+      [&](kv::Stream stream, int rank, PageId page) { allocator_.give_back(stream, rank, page, issued_); });
+  blocks_.erase(id);
+}
+
+// ---- room -----------------------------------------------------------------------------------------------
 
 void Memory::advance(Time now) {
   now_ = std::max(now_, now);
@@ -108,37 +176,34 @@ void Memory::advance(Time now) {
     reuse_.evicted(evicted_blocks_ - evicted_told_, cache_.registered(), now_);
     evicted_told_ = evicted_blocks_;
   }
-  cache_.advance(now_);
+  cache_.order().advance(now_);
 }
 
-ChainHistory Memory::chain_arrived(std::span<const kv::BlockHash> prompt, Time arrived) {
+ChainHistory Memory::chain_arrived(const Identities& prompt, Time arrived) {
   return limits_.eviction == Eviction::kLru ? ChainHistory{} : reuse_.arrived(prompt, arrived);
 }
 
-void Memory::chain_unused(const ChainHistory& history, std::span<const kv::BlockHash> prompt, bool begun) {
+void Memory::chain_unused(const ChainHistory& history, const Identities& identities, int64_t prompt,
+                          bool begun) {
   if (limits_.eviction == Eviction::kLru) return;
-  cache_.begin_unused(begun ? reuse_.begun(history, prompt, now_) : reuse_.ended(history, prompt, now_));
+  cache_.order().begin_chain(begun ? reuse_.begun(history, identities, prompt, now_)
+                                   : reuse_.ended(history, identities, prompt, now_));
 }
 
 std::optional<PageId> Memory::take_page(kv::Stream stream, int rank) {
   for (;;) {
     if (const auto page = allocator_.take(stream, rank)) return page;
-    const std::optional<BlockId> victim = cache_.victim(stream, rank, last_completed());
+    const std::optional<RunId> victim = cache_.victim(stream, rank, last_completed());
     if (!victim) return std::nullopt;
     ++changes_;
-    cache_.remove(*victim);
+    const StepId fence = cache_.run(*victim).fence;
+    const Block& tail = block(cache_.remove_tail(*victim));
     // No plan in flight names it, so its pages are free at once.
-    Block& block = blocks_.at(*victim);
-    block.for_each_page(
-        [&](kv::Stream of, int holder, PageId page) { allocator_.give_back(of, holder, page, block.fence); });
-    blocks_.erase(*victim);
+    tail.for_each_page(
+        [&](kv::Stream of, int holder, PageId page) { allocator_.give_back(of, holder, page, fence); });
+    blocks_.erase(tail.id);
     ++evicted_blocks_;
   }
-}
-
-void Memory::give_back_pages(const Block& block) {
-  block.for_each_page(
-      [&](kv::Stream stream, int rank, PageId page) { allocator_.give_back(stream, rank, page, issued_); });
 }
 
 int64_t Memory::room(kv::Stream stream, int rank) const {
@@ -171,16 +236,32 @@ void Memory::check_invariants() const {
       CHECK(seen.insert({static_cast<int>(stream) * kMaxRanks + rank, page}).second, "a page of two blocks");
       ++owned.at(stream, rank);
     });
-    for (const BlockPart& part : block.parts) {
-      CHECK_EQ(part.valid & ~part.holders(), 0u);
-      if (block.registered) CHECK(part.valid != 0, "a cached block without bytes");
-      if (block.references == 0) CHECK_EQ(part.valid, part.holders());
+    const Run* run = block.run == kNoRun ? nullptr : &cache_.run(block.run);
+    for (int part = 0; part < parts(); ++part) {
+      const BlockPart& held = block.part(part);
+      CHECK_EQ(held.valid & ~held.holders(), 0u);
+      if (run == nullptr) continue;
+      CHECK(held.valid != 0, "a cached block without bytes");
+      if (run->covers) CHECK_EQ(missing(block, part, *run->covers), 0u);
     }
   });
   for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
     CHECK_EQ(owned.at(stream, rank), allocator_.pool(stream, rank).taken_count());
     CHECK_GE(reserved_.at(stream, rank), 0);
     CHECK_GE(room(stream, rank), 0);
+  });
+}
+
+void Memory::check_locks(const std::vector<BlockId>& tails) const {
+  std::map<RunId, int64_t> users;
+  for (const BlockId tail : tails) {
+    if (tail != kNoBlock) CHECK(cache_.run(block(tail).run).tail() == tail, "a lock in the middle of a run");
+    cache_.for_each_run(tail, [&](const Run& run, int64_t, int64_t) { ++users[run.id]; });
+  }
+  blocks_.for_each([&](const Block& block) {
+    if (block.run == kNoRun) return;
+    const auto found = users.find(block.run);
+    CHECK_EQ(cache_.run(block.run).users, found == users.end() ? 0 : found->second);
   });
 }
 

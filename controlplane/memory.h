@@ -8,8 +8,9 @@
 // once, or when the plans in flight are acknowledged.
 #pragma once
 
+#include <algorithm>
+#include <deque>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "controlplane/block_store.h"
@@ -19,6 +20,15 @@
 #include "controlplane/reuse_policy.h"
 
 namespace weft::controlplane {
+
+// The blocks of one sequence: first those in the prefix cache, of which it holds a lock on the last one, then
+// its own.
+struct BlockPath {
+  BlockId tail = kNoBlock;
+  int64_t registered = 0;
+  std::deque<BlockId> own;
+  int64_t size() const { return registered + std::ssize(own); }
+};
 
 struct PoolCounts {
   int64_t pages = 0, free = 0, used = 0, cached = 0, in_flight = 0, reserved = 0;
@@ -43,10 +53,42 @@ class Memory {
   StepId last_issued() const { return issued_; }
   StepId last_completed() const { return allocator_.completed(); }
 
-  // ---- blocks
-  BlockId create(int64_t index, int origin);  // one reference, no pages
-  void reference(BlockId id);
-  void release(BlockId id);
+  // ---- the blocks of one sequence
+  // Takes what the prefix cache has of its context; `path` is empty.
+  void use(const PrefixCache::Match& found, BlockPath& path);
+  // One block more, without pages.
+  void extend(BlockPath& path, int origin);
+  // Registers the first private block. False: it stays private, and so will all behind it.
+  bool insert(BlockPath& path, const kv::BlockHash& hash, const kv::Residency& residency);
+  void release(BlockPath& path);
+  BlockId at(const BlockPath& path, int64_t index) const;
+  // Calls f(block) for blocks [first, size) in order; f takes no pages.
+  template <typename F>
+  void for_each(const BlockPath& path, int64_t first, F f) const {
+    std::vector<const Run*> runs;  // last to first
+    cache_.for_each_run(path.tail, [&](const Run& run, int64_t, int64_t end) {
+      if (end > first) runs.push_back(&run);
+    });
+    for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
+      for (int64_t index = std::max((*run)->first_index, first); index < (*run)->end(); ++index) {
+        f(blocks_.at((*run)->blocks[static_cast<size_t>(index - (*run)->first_index)]));
+      }
+    }
+    for (int64_t index = std::max(path.registered, first); index < path.size(); ++index)
+      f(block(at(path, index)));
+  }
+  // Pages that its blocks still lack under a residency.
+  void count_missing(const BlockPath& path, const kv::Residency& residency, PageCounts& counts) const;
+  // Whether a plan must copy, or take pages, before it is read under a residency. False is certain.
+  bool may_need_copies(const BlockPath& path, const kv::Residency& residency) const;
+  // All its blocks have the pages that a residency wants.
+  void now_covers(const BlockPath& path, const kv::Residency& residency) {
+    cache_.now_covers(path.tail, residency);
+  }
+  // Pages of all its blocks.
+  PageCounts pages(const BlockPath& path) const;
+
+  // ---- one block
   Block& block(BlockId id) { return blocks_.at(id); }
   const Block& block(BlockId id) const { return blocks_.at(id); }
   Block* find_block(BlockId id, uint64_t serial) { return blocks_.find(id, serial); }
@@ -54,16 +96,17 @@ class Memory {
   void for_each_block(F f) const {
     blocks_.for_each(f);
   }
+  bool used(const Block& block) const { return cache_.used(block); }
+  bool shared(const Block& block) const { return cache_.shared(block); }
 
   // Gives a block the pages its residency asks for, each taken out of `reserved`. False when a page is not
   // free now (the pages taken so far stay). New pages of an `empty` block are valid at once.
   bool hold(BlockId id, const kv::Residency& residency, PageCounts& reserved, bool empty);
   // Ranks on which a part of a block still lacks a page.
   RankMask missing(const Block& block, int part, const kv::Residency& residency) const;
-  // Adds the pages that a block still lacks.
-  void count_missing(const Block& block, const kv::Residency& residency, PageCounts& counts) const;
   // Ranks that the residency gives a part of a block.
   RankMask wanted(const Block& block, int part, const kv::Residency& residency) const;
+  void set_valid(Block& block, int part, int rank, bool valid);
   void drop(BlockId id, int part, int rank);
   int parts() const { return limits_.geometry.parts(); }  // of a block
   // Drops pages that hold nothing, of a block that nobody uses.
@@ -71,22 +114,23 @@ class Memory {
 
   // ---- prefix cache
   const PrefixCache& cache() const { return cache_; }
-  bool insert(BlockId id, const kv::BlockHash& hash, BlockId parent) {
-    ++changes_;
-    return cache_.insert(id, hash, parent);
-  }
   // Takes a registered block and all below it out of the cache.
   void forget(BlockId id);
   int64_t evicted_blocks() const { return evicted_blocks_; }
+  // Whoever else uses it: nothing of this context is evicted until it is unpinned.
+  void pin(BlockId tail);
+  void unpin(BlockId tail);
 
   // ---- what eviction goes by. Times must not go back.
   void advance(Time now);
   // A request with this prompt is let in.
-  ChainHistory chain_arrived(std::span<const kv::BlockHash> prompt, Time arrived);
-  // The blocks released from now on are those of a request that ended (or, with `begun`, has only begun).
-  void chain_unused(const ChainHistory& history, std::span<const kv::BlockHash> prompt, bool begun = false);
+  ChainHistory chain_arrived(const Identities& prompt, Time arrived);
+  // The blocks released from now on are those of a request that ended (or, with `begun`, has only begun). Its
+  // prompt: the first so many blocks.
+  void chain_unused(const ChainHistory& history, const Identities& identities, int64_t prompt,
+                    bool begun = false);
   // The same, of a chain that another policy knows.
-  void chain_unused(const Unused& chain) { cache_.begin_unused(chain); }
+  void chain_unused(const Unused& chain) { cache_.order().begin_chain(chain); }
 
   // ---- room
   int64_t room(kv::Stream stream, int rank) const;
@@ -102,10 +146,13 @@ class Memory {
 
   const Limits& limits() const { return limits_; }
   void check_invariants() const;
+  // CHECKs that these sequences and pins hold exactly the locks there are.
+  void check_locks(const std::vector<BlockId>& tails) const;
 
  private:
+  void unlock(BlockId tail);
   std::optional<PageId> take_page(kv::Stream stream, int rank);
-  void give_back_pages(const Block& block);  // of a record that is erased next
+  void erase(BlockId id);  // and gives back its pages
 
   const Limits& limits_;
   PageAllocator allocator_;

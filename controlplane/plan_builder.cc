@@ -26,8 +26,8 @@ bool PlanBuilder::add_decode(Sequence& sequence) {
     if (!sequence.settled()) return false;
     // The last token of an answer is never an input.
     const int64_t useful = sequence.max_tokens - sequence.answered() - 1;
-    drafts = draft(sequence.speculation, sequence.tokens, sequence.prompt, sequence.guessed, sequence.lookup,
-                   std::min({drafts_left_, rows_left_ - 1, samples_left_ - 1, useful}));
+    drafts = draft(sequence.speculation, sequence.text, sequence.answered(), sequence.guessed,
+                   sequence.lookup, std::min({drafts_left_, rows_left_ - 1, samples_left_ - 1, useful}));
   }
   const int64_t rows = hold_rows(sequence, 1 + std::ssize(drafts));
   if (rows < 1) return false;
@@ -52,7 +52,7 @@ bool PlanBuilder::add_prefill(Sequence& sequence, int64_t most) {
   if (rows < 1) return false;
   // So the first step that decodes does not take in the whole prompt.
   if (sequence.speculation.source == DraftSource::kLookup)
-    sequence.lookup.extend(std::span(sequence.tokens).first(static_cast<size_t>(sequence.scheduled + rows)));
+    sequence.lookup.extend(std::span(sequence.text).first(static_cast<size_t>(sequence.scheduled + rows)));
   // A prompt's last row may be on one rank, from where a second guess would have to be sent to a group.
   const bool last = sequence.scheduled + rows == sequence.prompt;
   add_span(sequence, rows, true, {}, last ? hold_guesses(sequence, rows, 1, 1) : 0);
@@ -77,12 +77,10 @@ int64_t PlanBuilder::hold_rows(Sequence& sequence, int64_t rows) {
   const int64_t first = sequence.scheduled / block_tokens_;
   const int64_t last = ceil_div(sequence.scheduled + rows, block_tokens_);
   for (int64_t index = first; index < last; ++index) {
-    if (index == static_cast<int64_t>(sequence.blocks.size())) {
-      sequence.blocks.push_back(memory_.create(index, sequence.origin));
-    }
+    if (index == sequence.blocks.size()) memory_.extend(sequence.blocks, sequence.origin);
     const bool empty = index * block_tokens_ >= sequence.scheduled;
-    if (!memory_.hold(sequence.blocks[static_cast<size_t>(index)], sequence.target().residency,
-                      sequence.reserved, empty)) {
+    if (!memory_.hold(memory_.at(sequence.blocks, index), sequence.target().residency, sequence.reserved,
+                      empty)) {
       return std::max<int64_t>(0, index * block_tokens_ - sequence.scheduled);
     }
   }
@@ -95,23 +93,27 @@ bool PlanBuilder::hold_switch(Sequence& sequence) {
       static_cast<int64_t>(plan_.copies.size()) + copies_needed(sequence) > limits_.max_copies()) {
     return false;
   }
-  for (const BlockId id : sequence.blocks) {
-    const bool empty = memory_.block(id).index * block_tokens_ >= sequence.scheduled;
-    if (!memory_.hold(id, sequence.target().residency, sequence.reserved, empty)) return false;
+  if (!memory_.may_need_copies(sequence.blocks, sequence.target().residency)) return true;
+  // By index: what is evicted for a page may join runs of its path.
+  for (int64_t index = 0; index < sequence.blocks.size(); ++index) {
+    const bool empty = index * block_tokens_ >= sequence.scheduled;
+    if (!memory_.hold(memory_.at(sequence.blocks, index), sequence.target().residency, sequence.reserved,
+                      empty))
+      return false;
   }
   return true;
 }
 
 int64_t PlanBuilder::copies_needed(const Sequence& sequence) const {
+  if (!memory_.may_need_copies(sequence.blocks, sequence.target().residency)) return 0;
   int64_t copies = 0;
-  for (const BlockId id : sequence.blocks) {
-    const Block& block = memory_.block(id);
-    if (block.index * block_tokens_ >= sequence.scheduled) break;
+  memory_.for_each(sequence.blocks, 0, [&](const Block& block) {
+    if (block.index * block_tokens_ >= sequence.scheduled) return;
     for (int part = 0; part < memory_.parts(); ++part) {
       copies +=
           rank_count_of(memory_.wanted(block, part, sequence.target().residency) & ~block.part(part).valid);
     }
-  }
+  });
   return copies;
 }
 
@@ -122,8 +124,11 @@ void PlanBuilder::apply_switch(Sequence& sequence) {
   std::tie(sequence.table, sequence.table_version) = tables_.take();
   sequence.has_table = true;
   sequence.table_blocks = 0;
-  for (const BlockId id : sequence.blocks) {
-    for (int part = 0; part < memory_.parts(); ++part) switch_part(sequence, memory_.block(id), part);
+  if (memory_.may_need_copies(sequence.blocks, sequence.placement.residency)) {
+    memory_.for_each(sequence.blocks, 0, [&](const Block& block) {
+      for (int part = 0; part < memory_.parts(); ++part) switch_part(sequence, memory_.block(block.id), part);
+    });
+    memory_.now_covers(sequence.blocks, sequence.placement.residency);
   }
   memory_.unreserve(sequence.reserved);
   sequence.reserved = pages_to_take(sequence, memory_, sequence.placement.residency);
@@ -170,11 +175,7 @@ void PlanBuilder::copy_pages(const Sequence& sequence, Block& block, int part, R
 }
 
 void PlanBuilder::set_valid(Block& block, int part, int rank, bool valid) {
-  if (valid) {
-    block.part(part).valid |= mask_of(rank);
-  } else {
-    block.part(part).valid &= ~mask_of(rank);
-  }
+  memory_.set_valid(block, part, rank, valid);
   record_.changes.push_back({block.id, block.serial, part, rank, block.page(part, rank), valid});
 }
 
@@ -185,9 +186,11 @@ void PlanBuilder::write_table(Sequence& sequence, int64_t rows) {
   write.table = sequence.table;
   write.version = sequence.table_version;
   write.first_block = sequence.table_blocks;
-  for (int64_t index = sequence.table_blocks; index < last; ++index) {
-    append_pages(sequence, memory_.block(sequence.blocks[static_cast<size_t>(index)]), write.pages);
-  }
+  write.pages.reserve(
+      static_cast<size_t>((last - sequence.table_blocks) * memory_.parts() * limits_.rank_count));
+  memory_.for_each(sequence.blocks, sequence.table_blocks, [&](const Block& block) {
+    if (block.index < last) append_pages(sequence, block, write.pages);
+  });
   sequence.table_blocks = last;
   plan_.table_writes.push_back(std::move(write));
 }
@@ -234,9 +237,8 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::
                         mechanisms.form == kv::AttentionForm::kExpanded;
   span.prefill = prefill;
   const int64_t known = rows - std::ssize(drafts);
-  if (span.start + known <= std::ssize(sequence.tokens)) {
-    const auto first = sequence.tokens.begin() + span.start;
-    span.tokens.assign(first, first + known);
+  if (span.start + known <= sequence.tokens.size()) {
+    sequence.tokens.read(span.start, known, span.tokens);
     span.tokens.insert(span.tokens.end(), drafts.begin(), drafts.end());
   } else {
     CHECK(!prefill && rows == 1);
@@ -249,9 +251,8 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::
       static_cast<int>((number(plan_.step) + plan_.spans.size()) % static_cast<uint64_t>(limits_.rank_count));
   span.draft_tokens = guesses;
   if (prefill) {
-    const auto next = sequence.tokens.begin() + span.start + rows;
     const int64_t left = sequence.prompt - span.start - rows;
-    span.next_tokens.assign(next, next + std::min(left, limits_.draft_layers));
+    sequence.tokens.read(span.start + rows, std::min(left, limits_.draft_layers), span.next_tokens);
   }
   span.sampling = sequence.sampling;
   span.digest = sequence.digest;

@@ -1,98 +1,144 @@
 // The exact prefix cache: which full blocks can be shared, and which of them can be given up.
 //
-// Blocks are registered under their identity (kv/block_hash.h) as a tree of chains: a block is registered
-// only behind a registered parent, and only by a sequence that itself uses that parent. Therefore
-//   * who uses a block uses all its ancestors,
-//   * below an unused block everything is unused, and all unused blocks can be evicted, children first.
+// Registered blocks form a tree of contexts under their identities (kv/block_hash.h), kept as *runs*: paths
+// of consecutive blocks that the same sequences use. A user (a sequence, a pin) holds a *lock* on the last
+// registered block of its context, which ends a run; a run counts the locks on it and below. Therefore
+//   * looking up, locking and unlocking a context costs O(log blocks + runs on its path), not O(blocks):
+//   where
+//     nothing branched a conversation is one run, however long,
+//   * an identity is registered only if its parent's is, so the longest known prefix is found by bisection,
+//   * below an unused block everything is unused, and all unused blocks can be evicted, tails first
+//     (eviction_order.h).
 // Equal identities are registered once; a second block with the same content stays private to its sequence.
-//
-// Eviction order, over the leaves: `lru`, the least recently used tail goes first; `reuse`, that of the chain
-// whose blocks are worth least to a policy (reuse_policy.h), among equals the least recently used. A chain is
-// what one request used and gave back last: begin_unused() says what is known of it, unused() then names its
-// blocks. A worth is refreshed when its chain reaches the next age that counts, by advance(): O(log n) each.
+// A forgotten run can no longer be found or grow; it goes when its last user leaves.
 #pragma once
 
-#include <map>
+#include <deque>
 #include <optional>
-#include <set>
-#include <span>
-#include <tuple>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "controlplane/block_store.h"
-#include "controlplane/eviction_policy.h"
+#include "controlplane/eviction_order.h"
 #include "controlplane/page_counts.h"
+#include "controlplane/shared_list.h"
 
 namespace weft::controlplane {
+
+// Blocks of one path, in order. Its children hang on its last block.
+struct Run {
+  RunId id = kNoRun;  // kNoRun: no record
+  int64_t first_index = 0;
+  std::deque<BlockId> blocks;  // never empty
+  RunId parent = kNoRun, first_child = kNoRun, next_sibling = kNoRun, previous_sibling = kNoRun;
+  int64_t users = 0;  // locks on it and below
+  bool forgotten = false;
+  PageCounts pages;     // of its blocks
+  int64_t invalid = 0;  // of them, pages that are not valid
+  // Every block has a page wherever this residency wants one.
+  std::optional<kv::Residency> covers;
+  // While unused.
+  EvictionOrder::Place place;
+  StepId fence{0};  // last step that may name its blocks
+
+  int64_t end() const { return first_index + std::ssize(blocks); }
+  BlockId tail() const { return blocks.back(); }
+};
 
 class PrefixCache {
  public:
   // `policy` null: lru.
-  explicit PrefixCache(BlockStore& blocks, EvictionPolicy* policy = nullptr)
-      : blocks_(blocks), policy_(policy) {}
+  PrefixCache(BlockStore& blocks, EvictionPolicy* policy) : blocks_(blocks), order_(policy) {}
 
-  // The longest chain of registered blocks with these identities.
-  std::vector<BlockId> find(std::span<const kv::BlockHash> hashes) const;
-  // False, and nothing changes: the identity is taken, or the parent (kNoBlock: none) is not registered.
-  bool insert(BlockId id, const kv::BlockHash& hash, BlockId parent);
-  // Unregisters a block without children.
-  void remove(BlockId id);
-  // The block and everything registered below it, children before parents.
-  std::vector<BlockId> subtree(BlockId id) const;
+  struct Match {
+    BlockId tail = kNoBlock;  // kNoBlock: nothing
+    int64_t blocks = 0;
+  };
+  // The longest registered prefix. `likely`: how many blocks are probably there, where it looks first.
+  Match find(const Identities& identities, int64_t likely = 0) const;
 
-  // A registered block got its first user, or lost its last.
-  void used(BlockId id);
-  void unused(BlockId id);
-  // What the blocks that become unused from now on belong to.
-  void begin_unused(const Unused& chain);
-  // Time has passed; it must not go back.
-  void advance(Time now);
-  // A page of an unused registered block is being taken away.
-  void page_dropped(kv::Stream stream, int rank) { --evictable_.at(stream, rank); }
+  // ---- locks
+  void lock(BlockId tail);
+  // Registers a block behind `tail` (kNoBlock: as a first one) for the holder of a lock on it, whose lock
+  // then is on the block. False, and nothing changes: the identity is taken, or `tail` is forgotten.
+  // `residency`: one that the block's pages cover.
+  bool insert(BlockId id, const kv::BlockHash& hash, BlockId tail, const kv::Residency& residency);
+  struct Unlocked {
+    std::vector<BlockId> gone;     // forgotten blocks without users, children first: no longer of a run
+    std::vector<BlockId> invalid;  // unused blocks with pages that are not valid
+  };
+  // No plan after `fence` names the blocks.
+  Unlocked unlock(BlockId tail, StepId fence);
 
-  // The leaf to evict for a page of this pool: of the chains whose unused part holds such a page, the one
-  // whose tail was used least recently. Only leaves that no plan after `completed` names.
-  std::optional<BlockId> victim(kv::Stream stream, int rank, StepId completed) const;
+  // ---- what is given up
+  // The run to evict the tail of, for a page of this pool: the first in order whose unused path holds one.
+  // Only runs that no plan after `completed` names.
+  std::optional<RunId> victim(kv::Stream stream, int rank, StepId completed) const;
+  // The tail of an unused leaf is no longer registered; its pages are the caller's.
+  BlockId remove_tail(RunId run);
+  // A block and everything registered below it cannot be found any more. Returns those without users.
+  std::vector<BlockId> forget(BlockId id);
+
+  // ---- what changes in blocks of runs; of private ones it takes no notice
+  void page_added(const Block& block, kv::Stream stream, int rank, bool valid);
+  // `breaks`: the residency that its run covers wants this page.
+  void page_dropped(const Block& block, kv::Stream stream, int rank, bool was_valid, bool breaks);
+  void validity_changed(const Block& block, bool valid);
+  // All blocks of this context now have the pages that a residency wants.
+  void now_covers(BlockId tail, const kv::Residency& residency);
+
+  // ---- eviction policy
+  EvictionOrder& order() { return order_; }
+
+  // ---- queries
+  const Run& run(RunId id) const { return runs_.at(number(id)); }
+  bool used(const Block& block) const { return block.run == kNoRun || run(block.run).users > 0; }
+  // More than one sequence or pin uses it.
+  bool shared(const Block& block) const { return block.run != kNoRun && run(block.run).users > 1; }
+  // Block `index` of the context that ends in `tail`.
+  BlockId at(BlockId tail, int64_t index) const;
+  // Calls f(run, first index, end index) for the runs of a context, last to first.
+  template <typename F>
+  void for_each_run(BlockId tail, F f) const {
+    if (tail == kNoBlock) return;
+    int64_t end = blocks_.at(tail).index + 1;
+    for (RunId id = blocks_.at(tail).run; id != kNoRun; id = run(id).parent) {
+      f(run(id), run(id).first_index, end);
+      end = run(id).first_index;
+    }
+  }
+  // Pages of the unused blocks of a context: they could not be evicted if it were locked.
+  PageCounts unused_pages(BlockId tail) const;
   int64_t registered() const { return std::ssize(by_hash_); }
   // Pages of unused registered blocks.
   int64_t evictable(kv::Stream stream, int rank) const { return evictable_.at(stream, rank); }
+  const PageCounts& evictable() const { return evictable_; }
 
   void check_invariants() const;
 
  private:
-  // Unused blocks that one request used last: a path, so that at most one of them is a leaf.
-  struct Chain {
-    Unused unused;
-    double worth = 0;
-    int64_t blocks = 0;
-    BlockId leaf = kNoBlock;
-    Time next_change{};
-  };
-  using Chains = std::unordered_map<uint64_t, Chain>;
-
-  bool is_leaf(const Block& block) const { return block.references == 0 && block.first_child == kNoBlock; }
-  double worth(const Block& block) const { return block.chain == 0 ? 0 : chains_.at(block.chain).worth; }
-  void add_leaf(const Block& block);
-  void remove_leaf(const Block& block);
-  void leave_chain(Block& block);
-  void count_pages(const Block& block, int64_t sign);
-  bool chain_holds(const Block& leaf, kv::Stream stream, int rank, int64_t depth) const;
+  Run& at(RunId id) { return runs_.at(number(id)); }
+  bool is_leaf(const Run& run) const { return run.users == 0 && run.first_child == kNoRun; }
+  RunId only_child(const Run& run) const;
+  Run& create(int64_t first_index);
+  void erase(Run& run);
+  void adopt(Run& parent, Run& child);
+  void abandon(Run& child);
+  void replace_child(RunId parent, RunId child, RunId by);
+  void remove(Run& run);  // a run without blocks
+  void count(Run& run, const Block& block, int64_t sign) const;
+  void split(RunId id, int64_t index);
+  void merge_with_child(RunId id);
+  void take_blocks(Run& run, std::vector<BlockId>& to);
+  bool path_holds(const Run& leaf, kv::Stream stream, int rank) const;
+  bool tail_holds(const Run& leaf, kv::Stream stream, int rank, int64_t depth) const;
 
   BlockStore& blocks_;
   std::unordered_map<kv::BlockHash, BlockId, kv::BlockHashHasher> by_hash_;
-  // Unused registered blocks without children: (worth, last use, block).
-  std::set<std::tuple<double, uint64_t, BlockId>> leaves_;
+  std::deque<Run> runs_;
+  std::vector<RunId> unused_ids_;
   PageCounts evictable_;
-  uint64_t uses_ = 0;
-
-  EvictionPolicy* policy_;
-  Chains chains_;
-  std::set<std::pair<Time, uint64_t>> changes_;  // (when a chain's worth changes, its number)
-  uint64_t chain_numbers_ = 0;
-  uint64_t current_ = 0;  // the chain of what becomes unused now; 0: none
-  Time now_{};
+  EvictionOrder order_;
 };
 
 }  // namespace weft::controlplane

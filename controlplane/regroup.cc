@@ -11,16 +11,15 @@ RegroupPrice price_of(const Sequence& sequence, const Memory& memory, const Plac
   RegroupPrice price;
   price.target = target;
   price.need = pages_to_take(sequence, memory, target.residency);
-  for (const BlockId id : sequence.blocks) {
-    const Block& block = memory.block(id);
+  memory.for_each(sequence.blocks, 0, [&](const Block& block) {
     const bool has_rows = block.index * limits.geometry.block_tokens < sequence.scheduled;
     for (int part = 0; part < memory.parts(); ++part) {
       const BlockPart& held = block.part(part);
       const RankMask wanted = memory.wanted(block, part, target.residency);
       if (has_rows) price.bytes_moved += kv::change_bytes(limits.geometry, held.stream, held.valid, wanted);
-      if (block.references == 1) price.pages_dropped += rank_count_of(held.holders() & ~wanted);
+      if (!memory.shared(block)) price.pages_dropped += rank_count_of(held.holders() & ~wanted);
     }
-  }
+  });
   return price;
 }
 
@@ -53,11 +52,9 @@ Error no_room(const Sequence& sequence, const Memory& memory, const RegroupPrice
 PageCounts pages_to_take(const Sequence& sequence, const Memory& memory, const kv::Residency& residency) {
   const Limits& limits = memory.limits();
   const int64_t block_count = ceil_div(sequence.row_count(), limits.geometry.block_tokens);
-  const BlockNeeds to_come(limits, residency, static_cast<int64_t>(sequence.blocks.size()), block_count);
+  const BlockNeeds to_come(limits, residency, sequence.blocks.size(), block_count);
   PageCounts need = to_come.pages(sequence.origin);
-  for (const BlockId id : sequence.blocks) {
-    memory.count_missing(memory.block(id), residency, need);
-  }
+  memory.count_missing(sequence.blocks, residency, need);
   return need;
 }
 
@@ -95,15 +92,14 @@ void accept_regroup(Sequence& sequence, Memory& memory, const RegroupPrice& pric
 }
 
 void thin_blocks(const Sequence& sequence, Memory& memory) {
-  for (const BlockId id : sequence.blocks) {
-    const Block& block = memory.block(id);
-    if (block.references > 1) continue;
+  memory.for_each(sequence.blocks, 0, [&](const Block& block) {
+    if (memory.shared(block)) return;
     for (int part = 0; part < memory.parts(); ++part) {
       const RankMask excess =
           block.part(part).holders() & ~memory.wanted(block, part, sequence.placement.residency);
-      for_each_rank(excess, [&](int rank) { memory.drop(id, part, rank); });
+      for_each_rank(excess, [&](int rank) { memory.drop(block.id, part, rank); });
     }
-  }
+  });
 }
 
 }  // namespace weft::controlplane

@@ -38,10 +38,12 @@ uint32_t by_mean(const ChainHistory& history) {
 
 // ---- marks: every kMarkBlocks-th block of a prompt; the last two of a chain are remembered, for the very
 // end of a prompt is often written anew.
-constexpr size_t kMarkBlocks = 4;
+constexpr int64_t kMarkBlocks = 4;
 
-size_t last_mark(size_t blocks) { return blocks < kMarkBlocks ? blocks : blocks / kMarkBlocks * kMarkBlocks; }
-size_t mark_before(size_t mark) { return mark <= kMarkBlocks ? mark - 1 : mark - kMarkBlocks; }
+int64_t last_mark(int64_t blocks) {
+  return blocks < kMarkBlocks ? blocks : blocks / kMarkBlocks * kMarkBlocks;
+}
+int64_t mark_before(int64_t mark) { return mark <= kMarkBlocks ? mark - 1 : mark - kMarkBlocks; }
 
 constexpr double kPricePerTurnover = 0.67;
 constexpr double kLongestTurnover = 24 * 3600;
@@ -61,8 +63,8 @@ void ChainHistory::add(double seconds) {
   short_sum = short_sum * kForget + log;
 }
 
-ChainHistory ReusePolicy::arrived(std::span<const kv::BlockHash> prompt, Time now) {
-  for (size_t mark = last_mark(prompt.size()); mark > 0; mark = mark_before(mark)) {
+ChainHistory ReusePolicy::arrived(const Identities& prompt, Time now) {
+  for (int64_t mark = last_mark(prompt.size()); mark > 0; mark = mark_before(mark)) {
     const auto found = by_mark_.find(prompt[mark - 1]);
     if (found == by_mark_.end()) continue;
     const auto record = found->second;
@@ -97,11 +99,11 @@ Unused ReusePolicy::open(const ChainHistory& history, bool begun, Time now) {
 }
 
 // A new record, or the one that begun() made.
-ReusePolicy::Record& ReusePolicy::record_of(const ChainHistory& history,
-                                            std::span<const kv::BlockHash> prompt) {
-  const size_t mark = last_mark(prompt.size());
-  CHECK_GT(mark, 0u);
-  const auto found = by_mark_.find(prompt[mark - 1]);
+ReusePolicy::Record& ReusePolicy::record_of(const ChainHistory& history, const Identities& identities,
+                                            int64_t prompt) {
+  const int64_t mark = last_mark(prompt);
+  CHECK_GT(mark, 0);
+  const auto found = by_mark_.find(identities[mark - 1]);
   if (found != by_mark_.end() && found->second->begun.known && !found->second->ended.known) {
     records_.splice(records_.end(), records_, found->second);
     return records_.back();
@@ -110,10 +112,10 @@ ReusePolicy::Record& ReusePolicy::record_of(const ChainHistory& history,
   record.history = history;
   records_.push_back(record);
   const auto at = std::prev(records_.end());
-  for (size_t m = mark; m > 0 && at->mark_count < at->marks.size(); m = mark_before(m)) {
+  for (int64_t m = mark; m > 0 && at->mark_count < at->marks.size(); m = mark_before(m)) {
     // Of two chains that end alike the later one is known by it.
-    by_mark_.insert_or_assign(prompt[m - 1], at);
-    at->marks[at->mark_count++] = prompt[m - 1];
+    by_mark_.insert_or_assign(identities[m - 1], at);
+    at->marks[at->mark_count++] = identities[m - 1];
   }
   if (records_.size() > kHistories) {
     const auto oldest = records_.begin();
@@ -134,14 +136,16 @@ void ReusePolicy::drop_marks(Records::iterator record) {
   }
 }
 
-Unused ReusePolicy::ended(const ChainHistory& history, std::span<const kv::BlockHash> prompt, Time now) {
-  if (prompt.empty()) return {};
-  return record_of(history, prompt).ended = open(history, false, now);
+Unused ReusePolicy::ended(const ChainHistory& history, const Identities& identities, int64_t prompt,
+                          Time now) {
+  if (prompt == 0) return {};
+  return record_of(history, identities, prompt).ended = open(history, false, now);
 }
 
-Unused ReusePolicy::begun(const ChainHistory& history, std::span<const kv::BlockHash> prompt, Time now) {
-  if (prompt.empty()) return {};
-  return record_of(history, prompt).begun = open(history, true, now);
+Unused ReusePolicy::begun(const ChainHistory& history, const Identities& identities, int64_t prompt,
+                          Time now) {
+  if (prompt == 0) return {};
+  return record_of(history, identities, prompt).begun = open(history, true, now);
 }
 
 double ReusePolicy::worth(const Unused& unused, Time now) {

@@ -14,12 +14,12 @@
 #include <cstdint>
 #include <list>
 #include <map>
-#include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "controlplane/eviction_policy.h"
 #include "controlplane/gap_table.h"
+#include "controlplane/shared_list.h"
 #include "kv/block_hash.h"
 #include "proto/vocab/clock.h"
 
@@ -39,13 +39,13 @@ class ReusePolicy : public EvictionPolicy {
   static constexpr size_t kHistories = 16384;
 
   // A request with these blocks is let in, having come at `now`: what is known of the chain it continues.
-  ChainHistory arrived(std::span<const kv::BlockHash> prompt, Time now);
-  // The chain of a request is unused from now on. Its next request is recognised by the blocks of the prompt:
-  // the answer may come back changed.
-  Unused ended(const ChainHistory& history, std::span<const kv::BlockHash> prompt, Time now);
+  ChainHistory arrived(const Identities& prompt, Time now);
+  // The chain of a request is unused from now on. Its next request is recognised by the blocks of the prompt,
+  // the first so many: the answer may come back changed.
+  Unused ended(const ChainHistory& history, const Identities& identities, int64_t prompt, Time now);
   // The same when a request has only begun but its blocks can be evicted already: gaps are counted from its
   // beginning to the next one's, and say nothing about other chains' rest. ended() may follow.
-  Unused begun(const ChainHistory& history, std::span<const kv::BlockHash> prompt, Time now);
+  Unused begun(const ChainHistory& history, const Identities& identities, int64_t prompt, Time now);
 
   double worth(const Unused& unused, Time now) override;
   Time next_change(const Unused& unused, Time now) const override;
@@ -62,7 +62,7 @@ class ReusePolicy : public EvictionPolicy {
   using Records = std::list<Record>;  // in order of the last use
 
   Unused open(const ChainHistory& history, bool begun, Time now);
-  Record& record_of(const ChainHistory& history, std::span<const kv::BlockHash> prompt);
+  Record& record_of(const ChainHistory& history, const Identities& identities, int64_t prompt);
   void drop_marks(Records::iterator record);
   GapTable& table(uint32_t kind) { return tables_.at(kind); }
 

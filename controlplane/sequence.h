@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "controlplane/event.h"
+#include "controlplane/memory.h"
 #include "controlplane/page_counts.h"
 #include "controlplane/placement.h"
 #include "controlplane/plan.h"
@@ -27,7 +28,7 @@ struct Sequence {
   RequestId id{};
   uint64_t order = 0;  // of arrival
   kv::BlockHash root;
-  std::vector<kv::BlockHash> hashes;  // of the full blocks: of the prompt, later of the answer too
+  Identities hashes;  // of the full blocks: of the prompt, later of the answer too
   SamplingParams sampling;
   int64_t max_tokens = 0;
   std::vector<uint32_t> stop_tokens;
@@ -39,12 +40,14 @@ struct Sequence {
   std::optional<Time> deadline;
   Time arrived{};
 
+  int64_t likely_blocks = 0;  // that the prefix cache probably has: those of its parent
+
   // ---- while it waits
   int64_t passed = 0;       // requests that came later and are in
   uint64_t no_room_at = 0;  // it found no room when Memory::changes() was this; 0: not tried
 
   // ---- how far it is
-  std::vector<uint32_t> tokens;  // prompt, then the tokens of the answer that are known
+  TokenList tokens;  // prompt, then the tokens of the answer that are known
   int64_t prompt = 0;
   bool running = false;  // admitted: holds blocks and a reservation
   bool paused = false;
@@ -55,7 +58,8 @@ struct Sequence {
   int64_t samples_scheduled = 0;  // those of drafts are taken back when these do not hold
   TokenRef last_sample;           // where the token after the last scheduled row is being sampled
   int64_t drafted = 0, accepted = 0;
-  LookupIndex lookup;             // of `tokens`, where drafts are looked up
+  LookupIndex lookup;             // of `text`, where drafts are looked up
+  std::vector<uint32_t> text;     // then: the tokens, in one piece
   std::vector<uint32_t> guessed;  // by the draft layers, in the latest step: what may follow `tokens`
   bool repeat_last_row = false;   // full prefix hit: row prompt−1 is recomputed without writing
 
@@ -63,12 +67,11 @@ struct Sequence {
   Placement placement;            // what its plans say
   std::optional<Placement> next;  // a regroup that its next plan applies
   int origin = 0;
-  std::vector<BlockId> blocks;
-  int64_t hit_blocks = 0;         // the first blocks came from the prefix cache
-  int64_t registered_blocks = 0;  // the first blocks are in the prefix cache
-  bool registers = true;          // its chain is the registered one so far
-  ChainHistory history;           // of the chain it continues, for eviction
-  PageCounts reserved;            // pages it may still take
+  BlockPath blocks;
+  int64_t hit_blocks = 0;  // the first blocks came from the prefix cache
+  bool registers = true;   // its chain is the registered one so far
+  ChainHistory history;    // of the chain it continues, for eviction
+  PageCounts reserved;     // pages it may still take
 
   // ---- its page table
   bool needs_switch = true;  // the next plan must write a new table, with copies as needed
@@ -83,7 +86,7 @@ struct Sequence {
   int64_t suspect_until = 0;
 
   int64_t row_count() const { return prompt + max_tokens - 1; }
-  int64_t answered() const { return static_cast<int64_t>(tokens.size()) - prompt; }
+  int64_t answered() const { return tokens.size() - prompt; }
   const Placement& target() const { return next ? *next : placement; }
   bool prefilling() const { return scheduled < prompt; }
   // Every token that a plan in flight was to draw is known.

@@ -36,7 +36,7 @@ Result<DraftSource> parse_draft_source(const std::string& text) {
   return error(ErrorCode::kInvalidArgument, "must be off, lookup, mtp or forced, not '" + text + "'");
 }
 
-std::vector<uint32_t> draft(const Speculation& speculation, std::span<const uint32_t> tokens, int64_t prompt,
+std::vector<uint32_t> draft(const Speculation& speculation, std::span<const uint32_t> text, int64_t answered,
                             std::span<const uint32_t> guessed, LookupIndex& index, int64_t limit) {
   limit = std::min(limit, speculation.draft_tokens);
   if (limit <= 0) return {};
@@ -44,12 +44,12 @@ std::vector<uint32_t> draft(const Speculation& speculation, std::span<const uint
     case DraftSource::kOff:
       return {};
     case DraftSource::kLookup:
-      return look_up(tokens, index, limit);
+      return look_up(text, index, limit);
     case DraftSource::kMtp:
       return first_of(guessed, limit);
     case DraftSource::kForced: {
-      const auto answered = std::min(std::ssize(tokens) - prompt, std::ssize(speculation.forced));
-      return first_of(std::span(speculation.forced).subspan(static_cast<size_t>(answered)), limit);
+      const auto known = std::min(answered, std::ssize(speculation.forced));
+      return first_of(std::span(speculation.forced).subspan(static_cast<size_t>(known)), limit);
     }
   }
   return {};

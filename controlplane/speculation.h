@@ -33,9 +33,10 @@ struct Speculation {
   friend bool operator==(const Speculation&, const Speculation&) = default;
 };
 
-// At most `limit` guesses of what follows `tokens` (prompt and answer so far); may be none. `guessed`: by the
-// draft layers. `index`: of the tokens; what is new of them is taken in where they are looked up.
-std::vector<uint32_t> draft(const Speculation& speculation, std::span<const uint32_t> tokens, int64_t prompt,
+// At most `limit` guesses of what follows; may be none. `text`: prompt and answer so far, where drafts are
+// looked up; `index`: of it, what is new is taken in. `answered`: tokens of the answer. `guessed`: by the
+// draft layers.
+std::vector<uint32_t> draft(const Speculation& speculation, std::span<const uint32_t> text, int64_t answered,
                             std::span<const uint32_t> guessed, LookupIndex& index, int64_t limit);
 
 // What followed the longest match of the last 2 … 8 tokens further up; of equally long ones the latest.

@@ -29,8 +29,10 @@
 namespace weft::bench {
 namespace {
 
+using controlplane::BlockPath;
 using controlplane::ChainHistory;
 using controlplane::Eviction;
+using controlplane::Identities;
 using controlplane::Limits;
 using controlplane::Memory;
 using controlplane::PageCounts;
@@ -69,32 +71,34 @@ class Cache {
 
   // A request arrives. Its blocks are unused again at once; `served`: for a while it still counts as being
   // served. Returns the blocks found.
-  int64_t arrive(const std::vector<BlockHash>& prompt, Time now, Time next, bool served,
+  int64_t arrive(const std::vector<BlockHash>& hashes, Time now, Time next, bool served,
                  ChainHistory& history) {
+    const Identities prompt(hashes);
     memory_->advance(now);
     if (policy_ == Policy::kReuse) history = memory_->chain_arrived(prompt, now);
-    std::vector<BlockId> blocks = memory_->cache().find(prompt);
-    const int64_t found = std::ssize(blocks);
-    for (const BlockId id : blocks) memory_->reference(id);
+    BlockPath blocks;
+    memory_->use(memory_->cache().find(prompt), blocks);
+    const int64_t found = blocks.registered;
     PageCounts reserved;
-    reserved.at(kv::Stream::kEntries, 0) = std::ssize(prompt) - found;
+    reserved.at(kv::Stream::kEntries, 0) = prompt.size() - found;
     memory_->reserve(reserved);
-    for (size_t i = blocks.size(); i < prompt.size(); ++i) {
-      const BlockId id = memory_->create(static_cast<int64_t>(i), 0);
-      CHECK(memory_->hold(id, {kv::replicated(), kv::replicated()}, reserved, true));
-      CHECK(memory_->insert(id, prompt[i], i == 0 ? controlplane::kNoBlock : blocks[i - 1]));
-      blocks.push_back(id);
+    while (blocks.size() < prompt.size()) {
+      const int64_t index = blocks.size();
+      memory_->extend(blocks, 0);
+      CHECK(memory_->hold(memory_->at(blocks, index), {kv::replicated(), kv::replicated()}, reserved, true));
+      CHECK(memory_->insert(blocks, prompt[index], {kv::replicated(), kv::replicated()}));
     }
     give_back(blocks, prompt, next, served, history);
     return found;
   }
 
   // It has been served.
-  void end(const std::vector<BlockHash>& prompt, Time now, const ChainHistory& history) {
+  void end(const std::vector<BlockHash>& hashes, Time now, const ChainHistory& history) {
     if (policy_ != Policy::kReuse) return;  // the others do not ask
+    const Identities prompt(hashes);
     memory_->advance(now);
-    const std::vector<BlockId> blocks = memory_->cache().find(prompt);
-    for (const BlockId id : blocks) memory_->reference(id);
+    BlockPath blocks;
+    memory_->use(memory_->cache().find(prompt), blocks);
     give_back(blocks, prompt, now, false, history);
   }
 
@@ -110,14 +114,14 @@ class Cache {
     limits.eviction = policy == Policy::kReuse ? Eviction::kReuse : Eviction::kLru;
     return limits;
   }
-  void give_back(const std::vector<BlockId>& blocks, const std::vector<BlockHash>& prompt, Time next,
-                 bool served, const ChainHistory& history) {
+  void give_back(BlockPath& blocks, const Identities& prompt, Time next, bool served,
+                 const ChainHistory& history) {
     if (policy_ == Policy::kReuse) {
-      memory_->chain_unused(history, prompt, served);
+      memory_->chain_unused(history, prompt, prompt.size(), served);
     } else if (policy_ == Policy::kClairvoyant) {
       memory_->chain_unused(Unused{next, {}, true});
     }
-    for (auto id = blocks.rbegin(); id != blocks.rend(); ++id) memory_->release(*id);
+    memory_->release(blocks);
   }
 
   Policy policy_;

@@ -87,10 +87,10 @@ class CacheModel {
 
  private:
   static constexpr int64_t kPages = 24;
+  static constexpr kv::Residency kResidency = {};
   struct User {
     std::vector<int> text;
-    std::vector<BlockId> blocks;
-    size_t registered = 0;
+    BlockPath blocks;
   };
   static Limits make_limits() {
     Limits limits = small_limits(1, kPages);
@@ -103,8 +103,8 @@ class CacheModel {
     while (text.size() < length) text.push_back(static_cast<int>(random_.below(2)));
     return text;
   }
-  static std::vector<kv::BlockHash> hashes(const std::vector<int>& text) {
-    std::vector<kv::BlockHash> out;
+  static Identities hashes(const std::vector<int>& text) {
+    Identities out;
     kv::BlockHash parent;
     for (const int block : text) {
       const auto token = static_cast<uint32_t>(block);
@@ -120,22 +120,19 @@ class CacheModel {
   void start() {
     User user;
     user.text = random_text();
-    const auto identities = hashes(user.text);
-    user.blocks = memory_.cache().find(identities);
-    ASSERT_EQ(user.blocks.size(), naive_.longest(user.text));
-    for (const BlockId id : user.blocks) memory_.reference(id);
-    user.registered = user.blocks.size();
-    for (size_t n = 1; n <= user.registered; ++n) ++naive_.nodes.at(cut(user.text, n)).users;
-    bool registers = true;
-    for (size_t n = user.blocks.size(); n < user.text.size(); ++n) {
-      const BlockId id = memory_.create(static_cast<int64_t>(n), 0);
-      hold_one(id);
+    const Identities identities = hashes(user.text);
+    const auto likely = static_cast<int64_t>(random_.below(user.text.size() + 2));
+    memory_.use(memory_.cache().find(identities, likely), user.blocks);
+    ASSERT_EQ(user.blocks.registered, static_cast<int64_t>(naive_.longest(user.text)));
+    for (int64_t n = 1; n <= user.blocks.registered; ++n)
+      ++naive_.nodes.at(cut(user.text, static_cast<size_t>(n))).users;
+    while (user.blocks.size() < std::ssize(user.text)) {
+      const int64_t n = user.blocks.size();
+      memory_.extend(user.blocks, 0);
+      hold_one(memory_.at(user.blocks, n));
       if (testing::Test::HasFatalFailure()) return;
-      registers = registers && memory_.insert(id, identities[n], n == 0 ? kNoBlock : user.blocks[n - 1]);
-      ASSERT_TRUE(registers);
-      user.blocks.push_back(id);
-      ++user.registered;
-      naive_.nodes[cut(user.text, n + 1)].users = 1;
+      ASSERT_TRUE(memory_.insert(user.blocks, identities[n], kResidency));
+      naive_.nodes[cut(user.text, static_cast<size_t>(n) + 1)].users = 1;
     }
     users_.push_back(std::move(user));
   }
@@ -147,22 +144,22 @@ class CacheModel {
     const int64_t before = memory_.evicted_blocks();
     const bool full = memory_.pool(kv::Stream::kEntries, 0).free == 0;
     const std::vector<int> expected = full ? naive_.victim(policy_, now_) : std::vector<int>{};
-    ASSERT_TRUE(memory_.hold(id, {kv::replicated(), kv::replicated()}, reserved, true));
+    ASSERT_TRUE(memory_.hold(id, kResidency, reserved, true));
     ASSERT_EQ(memory_.evicted_blocks() - before, full ? 1 : 0);
     if (full) {
-      ASSERT_EQ(memory_.cache().find(hashes(expected)).size(), expected.size() - 1)
+      ASSERT_EQ(memory_.cache().find(hashes(expected)).blocks, std::ssize(expected) - 1)
           << "another block was evicted";
       naive_.nodes.erase(expected);
     }
   }
 
   void stop(size_t which) {
-    const User user = users_[which];
+    User user = std::move(users_[which]);
     users_.erase(users_.begin() + static_cast<int64_t>(which));
     const Unused chain{now_, {static_cast<uint32_t>(random_.below(5)), 0}, true};
     memory_.chain_unused(chain);
-    for (auto id = user.blocks.rbegin(); id != user.blocks.rend(); ++id) memory_.release(*id);
-    for (size_t n = user.registered; n > 0; --n) {
+    memory_.release(user.blocks);
+    for (size_t n = user.text.size(); n > 0; --n) {
       auto& node = naive_.nodes.at(cut(user.text, n));
       if (--node.users > 0) continue;
       node.last_use = ++naive_.uses;
@@ -171,12 +168,13 @@ class CacheModel {
   }
 
   void compare() {
-    size_t registered = 0;
-    memory_.for_each_block([&](const Block& block) { registered += block.registered ? 1 : 0; });
-    ASSERT_EQ(registered, naive_.nodes.size());
+    ASSERT_EQ(memory_.cache().registered(), std::ssize(naive_.nodes));
+    std::vector<BlockId> locks;
+    for (const User& user : users_) locks.push_back(user.blocks.tail);
+    memory_.check_locks(locks);
     for (int i = 0; i < 5; ++i) {
       const std::vector<int> text = random_text();
-      ASSERT_EQ(memory_.cache().find(hashes(text)).size(), naive_.longest(text));
+      ASSERT_EQ(memory_.cache().find(hashes(text)).blocks, static_cast<int64_t>(naive_.longest(text)));
     }
   }
 

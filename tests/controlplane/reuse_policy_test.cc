@@ -14,34 +14,35 @@ namespace {
 
 Time at(double seconds) { return Time{static_cast<int64_t>(seconds * 1e9)}; }
 
-std::vector<kv::BlockHash> chain(uint32_t seed, size_t blocks, uint32_t tail = 0, size_t tail_blocks = 0) {
+Identities chain(uint32_t seed, size_t blocks, uint32_t tail = 0, size_t tail_blocks = 0) {
   std::vector<kv::BlockHash> hashes;
   kv::BlockHash parent;
   for (size_t i = 0; i < blocks; ++i) {
     const uint32_t token = i + tail_blocks < blocks ? seed : seed + 1000 + tail;
     hashes.push_back(parent = kv::block_hash(parent, {&token, 1}));
   }
-  return hashes;
+  return Identities(std::move(hashes));
 }
 
 TEST(ReusePolicy, KnowsAChainThatGoesOn) {
   for (const size_t blocks : {1u, 2u, 3u, 4u, 5u, 8u, 41u}) {
     ReusePolicy policy;
-    policy.ended(policy.arrived(chain(1, blocks), at(0)), chain(1, blocks), at(2));
+    policy.ended(policy.arrived(chain(1, blocks), at(0)), chain(1, blocks), static_cast<int64_t>(blocks),
+                 at(2));
     EXPECT_EQ(policy.arrived(chain(2, blocks + 3), at(3)).gaps, 0) << "another text";
     ChainHistory history = policy.arrived(chain(1, blocks + 3), at(12));
     EXPECT_EQ(history.gaps, 1) << blocks;
     EXPECT_NEAR(history.last, std::log(10.0), 1e-9) << "from its end to the next request";
-    policy.ended(history, chain(1, blocks + 3), at(13));
+    policy.ended(history, chain(1, blocks + 3), static_cast<int64_t>(blocks) + 3, at(13));
     EXPECT_EQ(policy.arrived(chain(1, blocks + 9), at(14)).gaps, 2);
   }
 }
 
 TEST(ReusePolicy, KnowsAChainWhoseEndWasWrittenAnew) {
   ReusePolicy policy;
-  policy.ended({}, chain(1, 40), at(0));
+  policy.ended({}, chain(1, 40), 40, at(0));
   EXPECT_EQ(policy.arrived(chain(1, 44, 7, 5), at(5)).gaps, 1) << "its first 39 blocks are the same";
-  policy.ended({}, chain(2, 40), at(0));
+  policy.ended({}, chain(2, 40), 40, at(0));
   EXPECT_EQ(policy.arrived(chain(2, 44, 7, 24), at(5)).gaps, 0) << "half of it is another text";
 }
 
@@ -51,14 +52,15 @@ TEST(ReusePolicy, AQuickChainIsWorthMoreThanASlowOne) {
   double now = 0;
   // Blocks are evicted all the time, so that room has a price.
   for (int i = 0; i < 100; ++i) {
-    policy.ended(quick, chain(1, 40), at(now));
-    policy.ended(slow, chain(2, 40), at(now));
+    policy.ended(quick, chain(1, 40), 40, at(now));
+    policy.ended(slow, chain(2, 40), 40, at(now));
     policy.evicted(18'000, 20'000, at(now));
     quick = policy.arrived(chain(1, 40), at(now + 4));
     slow = policy.arrived(chain(2, 40), at(now + 90));
     now += 90;
   }
-  const Unused a = policy.ended(quick, chain(1, 40), at(now)), b = policy.ended(slow, chain(2, 40), at(now));
+  const Unused a = policy.ended(quick, chain(1, 40), 40, at(now)),
+               b = policy.ended(slow, chain(2, 40), 40, at(now));
   EXPECT_GT(policy.worth(a, at(now)), policy.worth(b, at(now)) + 0.5);
   EXPECT_LT(policy.worth(a, at(now + 80)), policy.worth(b, at(now + 80))) << "one is overdue, one comes soon";
 }
@@ -66,7 +68,7 @@ TEST(ReusePolicy, AQuickChainIsWorthMoreThanASlowOne) {
 TEST(ReusePolicy, ForgetsTheOldestHistoriesOnly) {
   ReusePolicy policy;
   constexpr auto kAll = static_cast<uint32_t>(ReusePolicy::kHistories) + 100;
-  for (uint32_t i = 0; i < kAll; ++i) policy.ended({}, chain(i * 2, 5), at(i));
+  for (uint32_t i = 0; i < kAll; ++i) policy.ended({}, chain(i * 2, 5), 5, at(i));
   EXPECT_EQ(policy.arrived(chain(2 * 99, 5), at(kAll)).gaps, 0);
   EXPECT_EQ(policy.arrived(chain(2 * 100, 5), at(kAll)).gaps, 1);
 }

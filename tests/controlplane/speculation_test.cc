@@ -62,10 +62,10 @@ TEST(Draft, IsWhatTheScriptSaysOfTheNextTokens) {
   const Speculation script{DraftSource::kForced, 3, {10, 11, 12, 13}};
   const Tokens tokens = {1, 2, 10};  // a prompt of two, one answered
   LookupIndex index;
-  EXPECT_EQ(draft(script, tokens, 2, {}, index, 16), (Tokens{11, 12, 13}));
-  EXPECT_EQ(draft(script, tokens, 2, {}, index, 2), (Tokens{11, 12}));
-  EXPECT_EQ(draft(script, Tokens{1, 2, 3, 4, 5, 6, 7, 8}, 2, {}, index, 16), Tokens{});
-  EXPECT_EQ(draft({}, tokens, 2, {}, index, 16), Tokens{});
+  EXPECT_EQ(draft(script, tokens, 1, {}, index, 16), (Tokens{11, 12, 13}));
+  EXPECT_EQ(draft(script, tokens, 1, {}, index, 2), (Tokens{11, 12}));
+  EXPECT_EQ(draft(script, {}, 6, {}, index, 16), Tokens{});
+  EXPECT_EQ(draft({}, tokens, 1, {}, index, 16), Tokens{});
 }
 
 // A request whose script is its answer, changed at some places.
