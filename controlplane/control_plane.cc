@@ -8,7 +8,10 @@
 namespace weft::controlplane {
 
 ControlPlane::ControlPlane(const Limits& limits)
-    : limits_(limits), memory_(limits_), tables_(limits_.table_count) {
+    : limits_(limits),
+      memory_(limits_),
+      tables_(limits_.table_count),
+      contexts_(limits_.kept_contexts, limits_.kept_tokens) {
   validate(limits_).value();
 }
 
@@ -136,11 +139,19 @@ bool ControlPlane::admit(Time now, Sequence& sequence, bool first) {
   return true;
 }
 
+Error unknown_parent(RequestId parent) {
+  return error(ErrorCode::kNotFound,
+               "the context of request " + std::to_string(number(parent)) +
+                   " is not known here (any more); send the whole prompt",
+               "parent");
+}
+
 // ---- events ---------------------------------------------------------------------------------------------
 
 void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
-  const auto prompt = static_cast<int64_t>(event.prompt.size());
-  CHECK(prompt >= 1 && event.max_tokens >= 1, "the shell checks these");
+  CHECK(!event.prompt.empty() && event.max_tokens >= 1, "the shell checks these");
+  Context* parent = number(event.parent) == 0 ? nullptr : contexts_.find(event.parent);
+  const int64_t prompt = std::ssize(event.prompt) + (parent == nullptr ? 0 : parent->tokens.size());
   CHECK(!sequences_.contains(event.request), "request ids are never reused");
   const auto refuse = [&](Error why) {
     ++counters_.refused;
@@ -148,6 +159,10 @@ void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
     notice.prompt_tokens = prompt;
     notices.emplace_back(std::move(notice));
   };
+  if (number(event.parent) != 0 && (parent == nullptr || parent->root != event.root)) {
+    refuse(unknown_parent(event.parent));
+    return;
+  }
   if (const auto fits = check_fits_alone(limits_, prompt, event.max_tokens, event.grouping); !fits) {
     refuse(fits.error());
     return;
@@ -164,7 +179,13 @@ void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
   sequence.id = event.request;
   sequence.order = ++arrivals_;
   sequence.root = event.root;
-  sequence.hashes = Identities(event.hashes);
+  if (parent != nullptr) {
+    sequence.tokens = parent->tokens.share();
+    sequence.hashes = parent->hashes.share();
+    sequence.likely_blocks = parent->hashes.size();
+  }
+  sequence.tokens.append(event.prompt);
+  sequence.hashes.append(event.hashes);
   sequence.sampling = event.sampling;
   sequence.max_tokens = event.max_tokens;
   sequence.stop_tokens = event.stop_tokens;
@@ -175,8 +196,7 @@ void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
   sequence.priority = event.priority;
   if (event.deadline) sequence.deadline = now + *event.deadline;
   sequence.arrived = now;
-  sequence.tokens = TokenList(event.prompt);
-  if (event.speculation.source == DraftSource::kLookup) sequence.text = event.prompt;
+  if (event.speculation.source == DraftSource::kLookup) sequence.text = sequence.tokens.copy();
   sequence.prompt = prompt;
   if (sequence.use_prefix_cache) {
     CHECK_EQ(sequence.hashes.size(), prompt / limits_.geometry.block_tokens);

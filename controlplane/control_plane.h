@@ -20,6 +20,7 @@
 #include <span>
 #include <vector>
 
+#include "controlplane/contexts.h"
 #include "controlplane/event.h"
 #include "controlplane/in_flight.h"
 #include "controlplane/limits.h"
@@ -32,6 +33,9 @@
 #include "controlplane/table_pool.h"
 
 namespace weft::controlplane {
+
+// The refusal of a turn whose parent is not known, is another tenant's, or was forgotten.
+Error unknown_parent(RequestId parent);
 
 struct Decision {
   std::vector<Notice> notices;
@@ -55,6 +59,8 @@ class ControlPlane {
   int64_t running_count() const { return static_cast<int64_t>(running_.size()); }
   int64_t waiting_count() const { return static_cast<int64_t>(waiting_.size()); }
   std::optional<RequestSnapshot> request(RequestId id) const;  // finished ones are gone
+  // What a turn must know to go on from an ended request; nothing: it is not known (any more).
+  std::optional<ContextTail> context(RequestId id) const;
   // When handle() must be called again, events or not.
   std::optional<Time> next_deadline() const;
   // What a regroup to this wish would take and move now; running requests only.
@@ -97,6 +103,7 @@ class ControlPlane {
   const Limits limits_;
   Memory memory_;
   TablePool tables_;
+  Contexts contexts_;
   std::map<RequestId, std::unique_ptr<Sequence>> sequences_;
   std::deque<Sequence*> waiting_;   // the most urgent first, then in order of arrival
   std::vector<Sequence*> running_;  // in order of admission

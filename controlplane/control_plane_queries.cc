@@ -68,6 +68,19 @@ std::optional<Time> ControlPlane::next_deadline() const {
   return deadlines_.begin()->first;
 }
 
+std::optional<ContextTail> ControlPlane::context(RequestId id) const {
+  const Context* context = contexts_.look(id);
+  if (context == nullptr) return std::nullopt;
+  ContextTail tail;
+  tail.tokens = context->tokens.size();
+  tail.blocks = context->hashes.size();
+  tail.root = context->root;
+  tail.last = tail.blocks == 0 ? context->root : context->hashes[tail.blocks - 1];
+  const int64_t hashed = tail.blocks * limits_.geometry.block_tokens;
+  context->tokens.read(hashed, tail.tokens - hashed, tail.rest);
+  return tail;
+}
+
 Counters ControlPlane::counters() const {
   Counters counters = counters_;
   counters.evicted_blocks = memory_.evicted_blocks();
@@ -77,6 +90,7 @@ Counters ControlPlane::counters() const {
 void ControlPlane::check_invariants() const {
   memory_.check_invariants();
   tables_.check_invariants();
+  contexts_.check_invariants();
   CHECK_EQ(sequences_.size(), running_.size() + waiting_.size());
   CHECK_LE(running_count(), limits_.max_running);
   CHECK_LE(waiting_count(), limits_.max_waiting);

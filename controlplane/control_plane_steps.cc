@@ -137,6 +137,9 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
     memory_.chain_unused(sequence.history, sequence.hashes, prompt > 0 ? prompt : sequence.hashes.size());
   }
   memory_.release(sequence.blocks);
+  if (sequence.use_prefix_cache && (reason != FinishReason::kError || late)) {
+    contexts_.keep(sequence.id, {std::move(sequence.tokens), std::move(sequence.hashes), sequence.root});
+  }
   memory_.unreserve(sequence.reserved);
   if (sequence.has_table) tables_.give_back(sequence.table, memory_.last_issued());
   std::erase(suspects_, sequence.id);

@@ -38,9 +38,13 @@ struct GroupingWish {
 
 struct RequestArrived {
   RequestId request{};
-  std::vector<uint32_t> prompt;       // at least one token
-  kv::BlockHash root;                 // namespace of its blocks
-  std::vector<kv::BlockHash> hashes;  // of the prompt's full blocks, in order (kv/block_hash.h)
+  // An ended request whose context this one goes on from (ControlPlane::context()); 0: none. Unknown ones are
+  // refused.
+  RequestId parent{0};
+  std::vector<uint32_t> prompt;  // at least one token; what comes behind the parent's context
+  kv::BlockHash root;            // namespace of its blocks
+  std::vector<kv::BlockHash>
+      hashes;  // of the full blocks in order (kv/block_hash.h), from the first that the parent lacks
   SamplingParams sampling;
   int64_t max_tokens = 16;
   std::vector<uint32_t> stop_tokens;  // empty with ignore_eos

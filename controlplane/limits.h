@@ -41,6 +41,9 @@ struct Limits {
   int64_t max_chunk_rows = 0;    // rows of one sequence's prefill chunk; 0: only the step's own limit
   int plans_in_flight = 2;       // 1 or 2
   Eviction eviction = Eviction::kLru;
+  // Ended requests whose context a turn can name as its parent, and their tokens, shared ones once.
+  int64_t kept_contexts = 4096;
+  int64_t kept_tokens = int64_t{16} << 20;
 
   int64_t table_blocks() const { return ceil_div(max_context, geometry.block_tokens); }
   // Copies that one plan can carry: those of one sequence that spreads from one rank to all.

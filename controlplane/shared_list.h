@@ -70,8 +70,12 @@ class SharedList {
     read(0, size(), out);
     return out;
   }
-  // Elements that no other list can share yet.
-  int64_t own_size() const { return std::ssize(own_); }
+  // Calls f(piece, elements) for the frozen pieces; lists that share one give the same address.
+  template <typename F>
+  void for_each_piece(F f) const {
+    for (const Piece& piece : pieces_)
+      f(static_cast<const void*>(piece.elements.get()), std::ssize(*piece.elements));
+  }
 
  private:
   struct Piece {

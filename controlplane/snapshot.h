@@ -37,6 +37,15 @@ struct RequestSnapshot {
   kv::StoredBytes stored_bytes{};
 };
 
+// The end of a context: all that the identities of what comes behind it depend on.
+struct ContextTail {
+  int64_t tokens = 0;          // prompt and answer
+  int64_t blocks = 0;          // whose identities are known
+  kv::BlockHash last;          // the last one of them, or the namespace
+  kv::BlockHash root;          // the namespace
+  std::vector<uint32_t> rest;  // the tokens behind those blocks
+};
+
 struct Counters {
   int64_t plans = 0;
   int64_t prompt_tokens = 0;  // of admitted requests

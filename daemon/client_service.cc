@@ -31,6 +31,8 @@ struct ClientService::Prompt {
   std::string cache_format;
   std::shared_ptr<const Tokenizer> tokenizer;
   bool only_tokenize = false;
+  RequestId parent{0};
+  controlplane::ContextTail context;  // of the parent
   // Results of the work.
   Result<void> outcome;
   kv::BlockHash root;
@@ -38,7 +40,8 @@ struct ClientService::Prompt {
 
   void work(int64_t block_tokens) {
     if (!text.empty()) {
-      auto ids = tokenizer->encode(text);
+      const bool begins = number(parent) == 0;
+      auto ids = tokenizer->encode(text, begins ? Tokenizer::Template::kApply : Tokenizer::Template::kSkip);
       if (!ids) {
         outcome = error(ids.error().code, ids.error().message, field);
         return;
@@ -53,7 +56,17 @@ struct ClientService::Prompt {
                                   ? cache_format + "/expanded"
                                   : cache_format,
                               checked.cache_salt);
-    hashes = kv::block_hashes(root, tokens, block_tokens);
+    if (number(parent) == 0) {
+      hashes = kv::block_hashes(root, tokens, block_tokens);
+      return;
+    }
+    if (context.root != root) {  // of another tenant
+      outcome = controlplane::unknown_parent(parent);
+      return;
+    }
+    std::vector<uint32_t> behind = context.rest;
+    behind.insert(behind.end(), tokens.begin(), tokens.end());
+    hashes = kv::block_hashes(context.last, behind, block_tokens);
   }
 };
 
@@ -190,6 +203,12 @@ void ClientService::generate(const ClientIdentity& client, uint64_t tag,
       failure.message += " (" + no_tokenizer_ + ")";
     return send_error(client, tag, failure);
   }
+  const RequestId parent{request.parent()};
+  std::optional<controlplane::ContextTail> context;
+  if (number(parent) != 0) {
+    context = engine_->plane().context(parent);
+    if (!context) return send_error(client, tag, no_context(parent));
+  }
   if (prompts_.size() >= kPromptsMax) {
     return send_error(
         client, tag,
@@ -203,6 +222,8 @@ void ClientService::generate(const ClientIdentity& client, uint64_t tag,
   prompt->model = model_;
   prompt->cache_format = cache_format_;
   prompt->tokenizer = tokenizer_;
+  prompt->parent = parent;
+  if (context) prompt->context = std::move(*context);
   if (request.prompt_case() == wire::GenerateRequest::kText) {
     prompt->text = request.text();
   } else {
@@ -219,6 +240,12 @@ void ClientService::generate(const ClientIdentity& client, uint64_t tag,
       });
 }
 
+Error ClientService::no_context(RequestId parent) const {
+  if (!engine_->plane().request(parent)) return controlplane::unknown_parent(parent);
+  return error(ErrorCode::kFailedPrecondition,
+               "request " + std::to_string(number(parent)) + " has not ended yet", "parent");
+}
+
 void ClientService::submit(Prompt& prompt) {
   if (!prompt.outcome) return send_error(prompt.client, prompt.tag, prompt.outcome.error());
   const RequestId id{next_request_++};
@@ -230,6 +257,7 @@ void ClientService::submit(Prompt& prompt) {
 
   controlplane::RequestArrived event;
   event.request = id;
+  event.parent = prompt.parent;
   event.prompt = std::move(prompt.tokens);
   event.root = prompt.root;
   event.hashes = std::move(prompt.hashes);
@@ -242,8 +270,10 @@ void ClientService::submit(Prompt& prompt) {
   event.digest = prompt.checked.digest;
   event.priority = prompt.checked.priority;
   event.deadline = prompt.checked.deadline;
+  const uint64_t prompt_tokens = static_cast<uint64_t>(prompt.context.tokens) + event.prompt.size();
   log_.info("request_arrived", {{"request", number(id)},
-                                {"prompt_tokens", static_cast<uint64_t>(event.prompt.size())},
+                                {"parent", number(event.parent)},
+                                {"prompt_tokens", prompt_tokens},
                                 {"max_tokens", event.max_tokens},
                                 {"prefill", kv::split_name(event.grouping.prefill)},
                                 {"decode", kv::decode_name(event.grouping.decode)},
@@ -252,8 +282,8 @@ void ClientService::submit(Prompt& prompt) {
                                 {"mechanisms", kv::mechanisms_name(event.grouping.mechanisms)}});
   wire::ClientReply reply;
   reply.mutable_accepted()->set_request(number(id));
-  reply.mutable_accepted()->set_prompt_tokens(event.prompt.size());
-  engine_->arrive(std::move(event));
+  reply.mutable_accepted()->set_prompt_tokens(prompt_tokens);
+  engine_->arrive(std::move(event), static_cast<int64_t>(prompt_tokens));
   push(id, reply, Stream::Frame::kOther);
 }
 

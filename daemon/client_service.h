@@ -50,6 +50,7 @@ class ClientService : public ClientEndpoint::Listener {
   struct Prompt;   // one that is being tokenized
 
   void generate(const ClientIdentity& client, uint64_t tag, const wire::GenerateRequest& request);
+  Error no_context(RequestId parent) const;
   void submit(Prompt& prompt);
   void cancel(const ClientIdentity& client, uint64_t tag, const wire::CancelRequest& request);
   void list_models(const ClientIdentity& client, uint64_t tag);

@@ -52,13 +52,13 @@ Engine::Engine(Loop& loop, const EventLog& log, const controlplane::Limits& limi
 
 // ---- requests
 
-void Engine::arrive(controlplane::RequestArrived event) {
+void Engine::arrive(controlplane::RequestArrived event, int64_t prompt_tokens) {
   RequestRecord record;
   record.id = event.request;
   record.wish = event.grouping;
   record.drafts = event.speculation.source;
   record.priority = event.priority;
-  record.prompt_tokens = static_cast<int64_t>(event.prompt.size());
+  record.prompt_tokens = prompt_tokens;
   record.max_tokens = event.max_tokens;
   record.arrived = loop_.now();
   book_.add(std::move(record));

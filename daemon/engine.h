@@ -58,7 +58,8 @@ class Engine {
          EngineListener& listener);
 
   // ---- requests
-  void arrive(controlplane::RequestArrived event);
+  // `prompt_tokens`: with its parent's.
+  void arrive(controlplane::RequestArrived event, int64_t prompt_tokens);
   void post(controlplane::Event event);
 
   // ---- workers

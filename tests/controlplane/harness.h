@@ -78,6 +78,30 @@ class Harness {
     return submit(arrival(std::move(prompt), max_tokens, grouping, salt));
   }
 
+  // A turn that goes on from an ended request.
+  RequestArrived turn(RequestId parent, const std::vector<uint32_t>& behind, int64_t max_tokens,
+                      GroupingWish grouping = kTpWish) {
+    RequestArrived out;
+    out.request = RequestId{++requests_};
+    out.parent = parent;
+    out.prompt = behind;
+    out.max_tokens = max_tokens;
+    out.grouping = grouping;
+    const std::optional<ContextTail> context = plane.context(parent);
+    if (!context) return out;
+    out.root = context->root;
+    std::vector<uint32_t> rest = context->rest;
+    rest.insert(rest.end(), behind.begin(), behind.end());
+    out.hashes = kv::block_hashes(context->last, rest, limits.geometry.block_tokens);
+    return out;
+  }
+  // `whole`: the text that the turn is about.
+  RequestId submit_turn(RequestArrived arrived, const std::vector<uint32_t>& whole) {
+    workers.add(arrived.request, truth_of(0, whole, arrived.max_tokens, arrived.stop_tokens, -1));
+    feed(arrived);
+    return arrived.request;
+  }
+
   void feed(const Event& event) {
     for (const Notice& notice : plane.handle(now, {&event, 1})) take(notice);
     plane.check_invariants();

@@ -61,6 +61,53 @@ TEST(Lifecycle, PrefixHitsSpareThePrompt) {
   EXPECT_EQ(warm.tokens, cold.tokens);
 }
 
+TEST(Lifecycle, ATurnThatNamesItsParentIsTheWholePrompt) {
+  Daemon daemon({"--workers", "2", "--max-step-rows", "256"});
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
+  client::Client client = daemon.client();
+  auto first = text_request(prompt_with_fact(3000, "Vega-7c41", "20586"), 8);
+  first.set_cache_salt("one");
+  const Answer begun = run_request(client, first);
+  ASSERT_FALSE(begun.failure) << begun.failure->text();
+  const uint64_t id = begun.finished.request(),
+                 tokens = begun.finished.usage().prompt_tokens() + begun.tokens.size();
+
+  wire::GenerateRequest turn;
+  turn.set_parent(id);
+  turn.set_cache_salt("one");
+  turn.set_max_tokens(8);
+  turn.set_decode("dcp(2)");
+  for (const uint32_t token : {5u, 6u, 7u, 8u, 9u}) turn.mutable_tokens()->add_ids(token);
+  const Answer went_on = run_request(client, turn);
+  ASSERT_FALSE(went_on.failure) << went_on.failure->text();
+  EXPECT_EQ(went_on.finished.usage().prompt_tokens(), tokens + 5);
+  // The answer's last token was never an input.
+  EXPECT_EQ(went_on.finished.usage().cached_tokens(), (tokens - 1) / 64 * 64);
+
+  const auto ids = client.tokenize("", first.text(), kPatience);
+  ASSERT_TRUE(ids) << ids.error().text();
+  wire::GenerateRequest whole;
+  whole.set_cache_salt("two");
+  whole.set_max_tokens(8);
+  for (const uint32_t token : *ids) whole.mutable_tokens()->add_ids(token);
+  for (const uint32_t token : begun.tokens) whole.mutable_tokens()->add_ids(token);
+  for (const uint32_t token : turn.tokens().ids()) whole.mutable_tokens()->add_ids(token);
+  const Answer plain = run_request(client, whole);
+  EXPECT_EQ(plain.finished.usage().cached_tokens(), 0u);
+  EXPECT_EQ(went_on.tokens, plain.tokens);
+
+  const auto refused = [&](uint64_t parent, const char* salt, ErrorCode code) {
+    turn.set_parent(parent);
+    turn.set_cache_salt(salt);
+    const Answer answer = run_request(client, turn);
+    ASSERT_TRUE(answer.failure);
+    EXPECT_EQ(answer.failure->code, code) << answer.failure->text();
+    EXPECT_EQ(answer.failure->field, "parent");
+  };
+  refused(id, "two", ErrorCode::kNotFound);
+  refused(12345, "one", ErrorCode::kNotFound);
+}
+
 TEST(Lifecycle, RegroupWhileDecodingChangesNoToken) {
   Daemon daemon(kFour);
   ASSERT_TRUE(daemon.wait_ready());

@@ -55,6 +55,7 @@ struct Arguments {
   std::string speculative;
   uint32_t draft_tokens = 0;
   int32_t priority = 0;
+  uint64_t parent = 0;
   std::optional<double> deadline_s;
   bool stats = false;
 

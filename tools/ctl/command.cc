@@ -82,6 +82,11 @@ Command generate() {
        {"--priority", "N", "smaller is more urgent, -1000 to 1000, default 0: who is let in and read first",
         &A::priority},
        {"--deadline", "SECONDS", "end with an error (exit code 6) if it is not done by then", &A::deadline_s},
+       {"--parent", "REQUEST",
+        "go on from the prompt and answer of this ended request (of the same salt); only what comes behind "
+        "is "
+        "sent and read",
+        &A::parent},
        {"--no-prefix-cache", "", "compute the whole prompt", &A::no_prefix_cache},
        {"--cache-salt", "TEXT", "share cached prefixes only with requests of the same salt", &A::cache_salt},
        {"--credit", "N", "let the daemon be at most N tokens ahead; 0: its own limit", &A::credit},
