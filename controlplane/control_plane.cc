@@ -1,6 +1,8 @@
 #include "controlplane/control_plane.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "controlplane/admission.h"
 #include "proto/vocab/check.h"
@@ -19,12 +21,14 @@ Decision ControlPlane::step(Time now, std::span<const Event> events) {
   Decision decision;
   decision.notices = handle(now, events);
   decision.plan = next_plan(now);
+  std::move(pending_.begin(), pending_.end(), std::back_inserter(decision.notices));
+  pending_.clear();
   return decision;
 }
 
 std::vector<Notice> ControlPlane::handle(Time now, std::span<const Event> events) {
   memory_.advance(now);
-  Notices notices;
+  Notices notices = std::exchange(pending_, {});
   for (const Event& event : events) {
     std::visit([&](const auto& e) { on(now, e, notices); }, event);
   }
@@ -110,6 +114,10 @@ void ControlPlane::admit_waiting(Time now) {
     const Sequence& first = *waiting_.front();
     if (at > 0 && (next.priority != first.priority || first.passed >= limits_.max_passes)) return;
     if (next.no_room_at == memory_.changes() || !admit(now, next, at == 0)) {
+      if (running_.empty() && at == 0) {  // nobody who runs could make room
+        refuse_for_pins(next);
+        continue;
+      }
       next.no_room_at = memory_.changes();
       ++at;
       continue;
@@ -125,7 +133,7 @@ bool ControlPlane::admit(Time now, Sequence& sequence, bool first) {
   // nobody left who could make room, do without it.
   if (!try_admit(sequence, memory_, true, turn_) &&
       !(running_.empty() && try_admit(sequence, memory_, false, turn_))) {
-    CHECK(!first || !running_.empty(), "it fits alone, but does not come in");
+    CHECK(!first || !running_.empty() || !pins_.empty(), "it fits alone, but does not come in");
     return false;
   }
   running_.push_back(&sequence);
@@ -144,6 +152,16 @@ Error unknown_parent(RequestId parent) {
                "the context of request " + std::to_string(number(parent)) +
                    " is not known here (any more); send the whole prompt",
                "parent");
+}
+
+void ControlPlane::refuse_for_pins(Sequence& sequence) {
+  int64_t blocks = 0;
+  for (const auto& [number, pin] : pins_) blocks += pin.blocks;
+  finish(sequence, FinishReason::kError,
+         error(ErrorCode::kResourceExhausted,
+               "there is no room for " + std::to_string(sequence.row_count() + 1) + " tokens beside " +
+                   std::to_string(pins_.size()) + " pins of together " + std::to_string(blocks) + " blocks"),
+         pending_);
 }
 
 // ---- events ---------------------------------------------------------------------------------------------
@@ -263,6 +281,57 @@ void ControlPlane::on(Time, const RegroupRequested& event, Notices& notices) {
   }
   notices.emplace_back(regroup(*sequence, event));
 }
+
+// ---- pins -----------------------------------------------------------------------------------------------
+
+PrefixCache::Match ControlPlane::pinnable(RequestId id) {
+  if (const Sequence* sequence = find(id); sequence != nullptr && sequence->running) {
+    const BlockPath& blocks = sequence->blocks;
+    if (blocks.registered == 0 || memory_.forgotten(blocks.tail)) return {};
+    return {blocks.tail, blocks.registered};
+  }
+  const Context* context = contexts_.find(id);
+  return context == nullptr ? PrefixCache::Match{}
+                            : memory_.cache().find(context->hashes, context->hashes.size());
+}
+
+void ControlPlane::on(Time now, const PinRequested& event, Notices& notices) {
+  constexpr size_t kPinsMax = 1024;
+  PinNotice notice{event.command, 0, error(ErrorCode::kOk, "")};
+  const PrefixCache::Match found = pinnable(event.request);
+  if (found.blocks == 0) {
+    notice.error =
+        error(ErrorCode::kNotFound,
+              "no whole block of request " + std::to_string(number(event.request)) + " is cached", "request");
+  } else if (pins_.size() == kPinsMax) {
+    notice.error = error(ErrorCode::kResourceExhausted,
+                         std::to_string(kPinsMax) + " contexts are pinned, which is the limit", "request");
+  } else if (!memory_.can_pin(found.tail)) {
+    notice.error =
+        error(ErrorCode::kResourceExhausted,
+              "requests that run count on the room of these " + std::to_string(found.blocks) + " blocks",
+              "request");
+  } else {
+    notice.pin = ++pin_numbers_;
+    memory_.pin(found.tail);
+    pins_.emplace(notice.pin, Pin{event.request, found.tail, found.blocks, now});
+  }
+  notices.emplace_back(std::move(notice));
+}
+
+void ControlPlane::on(Time, const UnpinRequested& event, Notices& notices) {
+  PinNotice notice{event.command, event.pin, error(ErrorCode::kOk, "")};
+  const auto pin = pins_.find(event.pin);
+  if (pin == pins_.end()) {
+    notice.error = error(ErrorCode::kNotFound, "no pin " + std::to_string(event.pin), "pin");
+  } else {
+    memory_.unpin(pin->second.tail);
+    pins_.erase(pin);
+  }
+  notices.emplace_back(std::move(notice));
+}
+
+// ---- regroup --------------------------------------------------------------------------------------------
 
 RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested& event) {
   GroupingWish wish = sequence.wish;

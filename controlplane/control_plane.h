@@ -61,6 +61,8 @@ class ControlPlane {
   std::optional<RequestSnapshot> request(RequestId id) const;  // finished ones are gone
   // What a turn must know to go on from an ended request; nothing: it is not known (any more).
   std::optional<ContextTail> context(RequestId id) const;
+  std::vector<PinSnapshot> pins() const;  // oldest first
+  int64_t pinned_blocks() const;          // by any of them
   // When handle() must be called again, events or not.
   std::optional<Time> next_deadline() const;
   // What a regroup to this wish would take and move now; running requests only.
@@ -77,6 +79,8 @@ class ControlPlane {
   void on(Time now, const StepAcknowledged& event, Notices& notices);
   void on(Time now, const PlansAbandoned& event, Notices& notices);
   void on(Time now, const RegroupRequested& event, Notices& notices);
+  void on(Time now, const PinRequested& event, Notices& notices);
+  void on(Time now, const UnpinRequested& event, Notices& notices);
 
   kv::StoredBytes stored_bytes(const Sequence& sequence) const;
   Sequence* find(RequestId id);
@@ -84,6 +88,8 @@ class ControlPlane {
   void end_late(Time now, Notices& notices);
   void admit_waiting(Time now);
   bool admit(Time now, Sequence& sequence, bool first);
+  void refuse_for_pins(Sequence& sequence);
+  PrefixCache::Match pinnable(RequestId id);
   void fill(PlanBuilder& builder);
   void fill_prompts(PlanBuilder& builder);
   bool any_runnable() const;
@@ -104,12 +110,21 @@ class ControlPlane {
   Memory memory_;
   TablePool tables_;
   Contexts contexts_;
+  struct Pin {
+    RequestId request{};
+    BlockId tail = kNoBlock;
+    int64_t blocks = 0;
+    Time since{};
+  };
+  std::map<uint64_t, Pin> pins_;  // by number
+  uint64_t pin_numbers_ = 0;
   std::map<RequestId, std::unique_ptr<Sequence>> sequences_;
   std::deque<Sequence*> waiting_;   // the most urgent first, then in order of arrival
   std::vector<Sequence*> running_;  // in order of admission
   std::set<std::pair<Time, RequestId>> deadlines_;
   std::vector<RequestId> suspects_;  // in order of arrival; retried one at a time
   std::deque<PlanRecord> in_flight_;
+  Notices pending_;  // came up while a plan was made
   uint64_t arrivals_ = 0;
   int turn_ = 0;
   Counters counters_;

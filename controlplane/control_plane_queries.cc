@@ -64,8 +64,27 @@ Result<RegroupPrice> ControlPlane::price(RequestId id, const GroupingWish& wish)
 }
 
 std::optional<Time> ControlPlane::next_deadline() const {
+  if (!pending_.empty()) return Time{};
   if (deadlines_.empty()) return std::nullopt;
   return deadlines_.begin()->first;
+}
+
+std::vector<PinSnapshot> ControlPlane::pins() const {
+  std::vector<PinSnapshot> out;
+  for (const auto& [number, pin] : pins_) out.push_back({number, pin.request, pin.blocks, pin.since});
+  return out;
+}
+
+int64_t ControlPlane::pinned_blocks() const {
+  std::map<RunId, int64_t> runs;
+  for (const auto& [number, pin] : pins_) {
+    memory_.cache().for_each_run(pin.tail, [&](const Run& run, int64_t first, int64_t end) {
+      runs[run.id] = std::max(runs[run.id], end - first);
+    });
+  }
+  int64_t blocks = 0;
+  for (const auto& [run, count] : runs) blocks += count;
+  return blocks;
 }
 
 std::optional<ContextTail> ControlPlane::context(RequestId id) const {
@@ -128,6 +147,7 @@ void ControlPlane::check_invariants() const {
   }
   for (const auto& [at, id] : deadlines_) CHECK(sequences_.at(id)->deadline == at);
   CHECK_EQ(tables, tables_.taken_count());
+  for (const auto& [number, pin] : pins_) locks.push_back(pin.tail);
   memory_.check_locks(locks);
   memory_.for_each_block([&](const Block& block) { own_blocks -= block.run == kNoRun ? 1 : 0; });
   CHECK_EQ(own_blocks, 0);

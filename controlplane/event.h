@@ -94,7 +94,18 @@ struct RegroupRequested {
   std::string mechanisms = {};  // those that change (kv::parse_mechanisms); checked by the shell
 };
 
+// Keep the context of a request, running or ended, in the prefix cache as far as it is there now. Answered by
+// a PinNotice with the same command number, as is the end of a pin.
+struct PinRequested {
+  uint64_t command = 0;
+  RequestId request{};
+};
+struct UnpinRequested {
+  uint64_t command = 0;
+  uint64_t pin = 0;
+};
+
 using Event = std::variant<RequestArrived, CancelRequested, PauseChanged, StepAcknowledged, PlansAbandoned,
-                           RegroupRequested>;
+                           RegroupRequested, PinRequested, UnpinRequested>;
 
 }  // namespace weft::controlplane

@@ -45,6 +45,15 @@ void Memory::unlock(BlockId tail) {
   for (const BlockId id : unlocked.invalid) drop_invalid(id);
 }
 
+bool Memory::can_pin(BlockId tail) const {
+  const PageCounts pages = cache_.unused_pages(tail);
+  bool can = true;
+  for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
+    can = can && (pages.at(stream, rank) == 0 || room(stream, rank) >= pages.at(stream, rank));
+  });
+  return can;
+}
+
 void Memory::pin(BlockId tail) {
   ++changes_;
   cache_.lock(tail);

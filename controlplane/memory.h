@@ -118,8 +118,11 @@ class Memory {
   void forget(BlockId id);
   int64_t evicted_blocks() const { return evicted_blocks_; }
   // Whoever else uses it: nothing of this context is evicted until it is unpinned.
+  bool can_pin(BlockId tail) const;  // without taking room that is promised
   void pin(BlockId tail);
   void unpin(BlockId tail);
+  // What a request computed that failed: it cannot be found.
+  bool forgotten(BlockId id) const { return cache_.run(block(id).run).forgotten; }
 
   // ---- what eviction goes by. Times must not go back.
   void advance(Time now);

@@ -131,6 +131,13 @@ struct RegroupedNotice {
   Error error;  // code kOk when accepted
 };
 
-using Notice = std::variant<TokenNotice, DraftNotice, PrefillNotice, FinishedNotice, RegroupedNotice>;
+struct PinNotice {
+  uint64_t command = 0;
+  uint64_t pin = 0;
+  Error error;  // code kOk when done
+};
+
+using Notice =
+    std::variant<TokenNotice, DraftNotice, PrefillNotice, FinishedNotice, RegroupedNotice, PinNotice>;
 
 }  // namespace weft::controlplane

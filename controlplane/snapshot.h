@@ -37,6 +37,13 @@ struct RequestSnapshot {
   kv::StoredBytes stored_bytes{};
 };
 
+struct PinSnapshot {
+  uint64_t pin = 0;
+  RequestId request{};
+  int64_t blocks = 0;
+  Time since{};
+};
+
 // The end of a context: all that the identities of what comes behind it depend on.
 struct ContextTail {
   int64_t tokens = 0;          // prompt and answer

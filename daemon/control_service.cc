@@ -79,12 +79,15 @@ void ControlService::handle(const wire::ControlRequest& request, ControlEndpoint
     }
     case wire::ControlRequest::kRecord:
       return answer(record(request.record()));
+    case wire::ControlRequest::kPin:
+      return change_pins("pin", request.pin().request(), std::move(reply));
+    case wire::ControlRequest::kUnpin:
+      return change_pins("unpin", request.unpin().pin(), std::move(reply));
+    case wire::ControlRequest::kPins:
+      return view.engine == nullptr ? reply(error_reply(not_ready())) : reply(pins());
     case wire::ControlRequest::kDrain:
     case wire::ControlRequest::kAddWorker:
     case wire::ControlRequest::kRemoveWorker:
-    case wire::ControlRequest::kPin:
-    case wire::ControlRequest::kUnpin:
-    case wire::ControlRequest::kPins:
     case wire::ControlRequest::kHistory:
       return reply(error_reply(error(ErrorCode::kUnsupported, "not in this version")));
     case wire::ControlRequest::BODY_NOT_SET:
@@ -144,6 +147,7 @@ wire::ControlReply ControlService::status() const {
   status->set_cached_tokens(as_unsigned(counters.cached_tokens));
   status->set_computed_prompt_tokens(as_unsigned(counters.computed_prompt_tokens));
   status->set_evicted_blocks(as_unsigned(counters.evicted_blocks));
+  status->set_pinned_blocks(as_unsigned(view.engine->plane().pinned_blocks()));
   status->set_cancelled(as_unsigned(counters.cancelled));
   status->set_generated_tokens(as_unsigned(counters.generated_tokens));
   status->set_drafted_tokens(as_unsigned(counters.drafted_tokens));
@@ -260,6 +264,41 @@ ControlService::Answer ControlService::record(const wire::RecordRequest& request
   recorder.stop();
   end(journalled, "ok");
   return reply;
+}
+
+// ---- pins
+
+wire::ControlReply ControlService::pins() const {
+  wire::ControlReply reply;
+  wire::PinsReply* to = reply.mutable_pins();
+  for (const controlplane::PinSnapshot& pin : view.engine->plane().pins()) {
+    wire::PinStatus* status = to->add_pins();
+    status->set_pin(pin.pin);
+    status->set_request(number(pin.request));
+    status->set_tokens(as_unsigned(pin.blocks * view.engine->plane().limits().geometry.block_tokens));
+    status->set_age_ns(as_unsigned((loop_.now() - pin.since).count()));
+  }
+  return reply;
+}
+
+void ControlService::change_pins(const std::string& command, uint64_t which, ControlEndpoint::Reply reply) {
+  if (view.engine == nullptr) return reply(error_reply(not_ready()));
+  const uint64_t number = next_command_++;
+  pin_changes_.emplace(number, PinChange{std::move(reply), begin(command, std::to_string(which))});
+  if (command == "pin") {
+    view.engine->post(controlplane::PinRequested{number, RequestId{which}});
+  } else {
+    view.engine->post(controlplane::UnpinRequested{number, which});
+  }
+}
+
+void ControlService::pinned(const controlplane::PinNotice& notice) {
+  const auto found = pin_changes_.find(notice.command);
+  if (found == pin_changes_.end()) return;
+  const bool done = notice.error.code == ErrorCode::kOk;
+  end(found->second.journal_id, done ? "ok" : notice.error.text());
+  found->second.send(done ? pins() : error_reply(notice.error));
+  pin_changes_.erase(found);
 }
 
 // ---- regroup

@@ -37,6 +37,7 @@ class ControlService {
 
   void handle(const wire::ControlRequest& request, ControlEndpoint::Reply reply);
   void regrouped(const controlplane::RegroupedNotice& notice);
+  void pinned(const controlplane::PinNotice& notice);
 
  private:
   struct Regroup {
@@ -45,6 +46,10 @@ class ControlService {
     int64_t journal_id = 0;
     controlplane::GroupingWish defaults;  // as they are then, or would be
     size_t open = 0;                      // notices to come
+  };
+  struct PinChange {
+    ControlEndpoint::Reply send;
+    int64_t journal_id = 0;
   };
   using Answer = Result<wire::ControlReply>;
 
@@ -55,6 +60,8 @@ class ControlService {
   Answer cancel(const wire::CancelRequest& request);
   wire::ControlReply workers() const;
   Answer record(const wire::RecordRequest& request);
+  wire::ControlReply pins() const;
+  void change_pins(const std::string& command, uint64_t which, ControlEndpoint::Reply reply);
   void regroup(const wire::RegroupRequest& request, ControlEndpoint::Reply reply);
   void finish_regroup(Regroup& regroup);
   // The defaults as the request wants them; taken, unless it is a dry run.
@@ -69,6 +76,7 @@ class ControlService {
   const EventLog& log_;
   std::function<void()> shut_down_;
   std::map<uint64_t, Regroup> regroups_;
+  std::map<uint64_t, PinChange> pin_changes_;
   uint64_t next_command_ = 1;
 };
 

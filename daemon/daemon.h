@@ -60,6 +60,7 @@ class Daemon : private FleetListener, private EngineListener {
     clients_.finished(notice, record);
   }
   void regrouped(const controlplane::RegroupedNotice& notice) override { control_.regrouped(notice); }
+  void pinned(const controlplane::PinNotice& notice) override { control_.pinned(notice); }
   void rank_hung(int rank, const std::string& why) override { fleet_.hung(rank, why); }
 
   const Options& options_;

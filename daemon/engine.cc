@@ -114,6 +114,8 @@ void Engine::dispatch(const std::vector<controlplane::Notice>& notices) {
       const auto snapshot = plane_.request(regrouped->request);
       if (record != nullptr && snapshot) record->wish = snapshot->wish;
       listener_.regrouped(*regrouped);
+    } else if (const auto* pinned = std::get_if<controlplane::PinNotice>(&notice)) {
+      listener_.pinned(*pinned);
     }
   }
 }

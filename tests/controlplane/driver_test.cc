@@ -414,6 +414,7 @@ class Driver {
       std::visit([&](const auto& n) { on(n); }, notice);
     }
   }
+  void on(const PinNotice&) {}
   void on(const TokenNotice& notice) {
     Live& live = live_.at(notice.request);
     const Truth& truth = workers_.truth(notice.request);

@@ -160,6 +160,7 @@ class Harness {
   std::deque<Plan> in_flight;
   std::map<RequestId, Outcome> outcomes;
   std::vector<RegroupedNotice> regrouped;
+  std::vector<PinNotice> pins;
 
  private:
   void take(const Notice& notice) {
@@ -173,6 +174,8 @@ class Harness {
     } else if (const auto* finished = std::get_if<FinishedNotice>(&notice)) {
       EXPECT_FALSE(outcomes[finished->request].finished.has_value());
       outcomes[finished->request].finished = *finished;
+    } else if (const auto* pin = std::get_if<PinNotice>(&notice)) {
+      pins.push_back(*pin);
     } else {
       regrouped.push_back(std::get<RegroupedNotice>(notice));
     }

@@ -108,6 +108,28 @@ TEST(Lifecycle, ATurnThatNamesItsParentIsTheWholePrompt) {
   refused(12345, "one", ErrorCode::kNotFound);
 }
 
+TEST(Lifecycle, PinsAreCommands) {
+  Daemon daemon({"--workers", "1", "--max-step-rows", "256"});
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
+  client::Client client = daemon.client();
+  const Answer answer = run_request(client, text_request(prompt_with_fact(2000, "Vega-7c41", "20586"), 2));
+  const auto run = [&](std::vector<std::string> command) {
+    command.insert(command.begin(), {WEFT_WEFTCTL, "--state-dir", daemon.folder()});
+    return run_program(command);
+  };
+  const std::string id = std::to_string(answer.finished.request());
+  const Finished pinned = run({"pin", id});
+  EXPECT_EQ(pinned.exit_code, 0) << pinned.errors;
+  const uint64_t blocks = daemon.status().pinned_blocks();
+  EXPECT_EQ(blocks, (answer.finished.usage().prompt_tokens() + 1) / 64);
+  EXPECT_NE(run({"pins", "-o", "json"}).output.find("\"tokens\":" + std::to_string(blocks * 64)),
+            std::string::npos);
+  EXPECT_NE(run({"pin", "12345"}).exit_code, 0);
+  EXPECT_EQ(run({"unpin", "1"}).exit_code, 0);
+  EXPECT_EQ(daemon.status().pinned_blocks(), 0u);
+  EXPECT_NE(run({"unpin", "1"}).exit_code, 0);
+}
+
 TEST(Lifecycle, RegroupWhileDecodingChangesNoToken) {
   Daemon daemon(kFour);
   ASSERT_TRUE(daemon.wait_ready());

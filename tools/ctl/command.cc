@@ -163,6 +163,30 @@ Command cancel() {
           run_cancel};
 }
 
+Command pin() {
+  return {"pin",
+          "keep a request's context in the prefix cache",
+          "The whole blocks of its prompt and answer that are there now stay, whatever pressure comes, until "
+          "they are "
+          "unpinned. The request may run or have ended. Pinned blocks take room from others.",
+          {{"ID", "", "the requests", &A::requests, Check::kNone, {}, true}},
+          {"weftctl pin 7"},
+          run_pin};
+}
+
+Command unpin() {
+  return {"unpin",
+          "let pinned contexts be evicted again",
+          "Takes the numbers of pins, as weftctl pins shows them.",
+          {{"PIN", "", "the pins", &A::requests, Check::kNone, {}, true}},
+          {"weftctl unpin 1"},
+          run_unpin};
+}
+
+Command pins() {
+  return {"pins", "the pinned contexts", "One line for each pin.", {}, {"weftctl pins"}, run_pins};
+}
+
 Command workers() {
   return {"workers",
           "the worker processes",
@@ -227,9 +251,9 @@ Command help() {
 }  // namespace
 
 const std::vector<Command>& commands() {
-  static const std::vector<Command> table = {status(),  generate(), requests(), explain(),
-                                             regroup(), cancel(),   workers(),  version(),
-                                             record(),  plans(),    stop(),     help()};
+  static const std::vector<Command> table = {status(),  generate(), requests(), explain(), regroup(),
+                                             cancel(),  pin(),      unpin(),    pins(),    workers(),
+                                             version(), record(),   plans(),    stop(),    help()};
   return table;
 }
 

@@ -238,6 +238,47 @@ Result<void> run_workers(Context& context) {
   return {};
 }
 
+namespace {
+// One command for each number; the table of pins afterwards.
+template <typename Fill>
+Result<void> change_pins(Context& context, Fill fill) {
+  std::vector<Error> failures;
+  std::optional<wire::PinsReply> pins;
+  for (const uint64_t number : context.arguments.requests) {
+    wire::ControlRequest request;
+    fill(request, number);
+    auto reply = ask(context, std::move(request));
+    if (reply) {
+      pins = reply->pins();
+    } else {  // the others are still tried
+      failures.push_back(std::move(reply).error());
+    }
+  }
+  if (pins) put(context, text_of(context, "pins", *pins, pins_view(*pins, context.terminal)));
+  return first_of(std::move(failures), context);
+}
+}  // namespace
+
+Result<void> run_pin(Context& context) {
+  return change_pins(context, [](wire::ControlRequest& request, uint64_t number) {
+    request.mutable_pin()->set_request(number);
+  });
+}
+
+Result<void> run_unpin(Context& context) {
+  return change_pins(context, [](wire::ControlRequest& request, uint64_t number) {
+    request.mutable_unpin()->set_pin(number);
+  });
+}
+
+Result<void> run_pins(Context& context) {
+  wire::ControlRequest request;
+  request.mutable_pins();
+  TRY(const auto reply, ask(context, std::move(request)));
+  put(context, text_of(context, "pins", reply.pins(), pins_view(reply.pins(), context.terminal)));
+  return {};
+}
+
 Result<void> run_version(Context& context) {
   wire::ControlRequest request;
   request.mutable_version_info();

@@ -240,33 +240,35 @@ std::string crossed_text(const wire::Crossed& crossed) {
 }
 
 std::string status_view(const wire::StatusReply& status, const Terminal& terminal) {
+  const std::string pinned =
+      status.pinned_blocks() == 0 ? "" : ", " + count(status.pinned_blocks()) + " are pinned";
   std::string workers = std::to_string(status.workers()) + ", epoch " + std::to_string(status.epoch());
   if (status.worker_restarts() > 0) workers += ", " + count(status.worker_restarts()) + " restarts";
   if (!status.instruction_set().empty()) workers += ", " + status.instruction_set();
-  std::string out =
-      facts({{"state", state_cell(status.state())},
-             {"because", Cell(status.trouble(), Style::kBad)},
-             {"loading", loading(status)},
-             {"model", model_line(status)},
-             {"workers", workers},
-             {"up", human_time(status.uptime_ns())},
-             {"defaults", groupings(status) + drafting(status)},
-             {"requests", count(status.running()) + " running, " + count(status.waiting()) + " waiting, " +
-                              count(status.finished()) + " finished, " + count(status.cancelled()) +
-                              " cancelled, " + count(status.failed()) + " failed"},
-             {"tokens", count(status.computed_prompt_tokens()) + " of prompts computed, " +
-                            count(status.cached_tokens()) + " from the prefix cache, " +
-                            count(status.generated_tokens()) + " generated"},
-             {"eviction", status.eviction().empty()
-                              ? ""
-                              : status.eviction() + ", " + count(status.evicted_blocks()) + " blocks so far"},
-             {"drafts", drafts_text(status.drafted_tokens(), status.accepted_tokens())},
-             {"steps", count(status.steps())},
-             {"block", std::to_string(status.block_tokens()) + " tokens"},
-             {"pool", status.pool_tokens() > 0 ? count(status.pool_tokens()) + " tokens per rank" : ""},
-             {"clients", status.client_endpoint()},
-             {"state folder", status.state_folder()}},
-            terminal);
+  std::string out = facts(
+      {{"state", state_cell(status.state())},
+       {"because", Cell(status.trouble(), Style::kBad)},
+       {"loading", loading(status)},
+       {"model", model_line(status)},
+       {"workers", workers},
+       {"up", human_time(status.uptime_ns())},
+       {"defaults", groupings(status) + drafting(status)},
+       {"requests", count(status.running()) + " running, " + count(status.waiting()) + " waiting, " +
+                        count(status.finished()) + " finished, " + count(status.cancelled()) +
+                        " cancelled, " + count(status.failed()) + " failed"},
+       {"tokens", count(status.computed_prompt_tokens()) + " of prompts computed, " +
+                      count(status.cached_tokens()) + " from the prefix cache, " +
+                      count(status.generated_tokens()) + " generated"},
+       {"eviction", status.eviction().empty() ? ""
+                                              : status.eviction() + ", " + count(status.evicted_blocks()) +
+                                                    " blocks so far" + pinned},
+       {"drafts", drafts_text(status.drafted_tokens(), status.accepted_tokens())},
+       {"steps", count(status.steps())},
+       {"block", std::to_string(status.block_tokens()) + " tokens"},
+       {"pool", status.pool_tokens() > 0 ? count(status.pool_tokens()) + " tokens per rank" : ""},
+       {"clients", status.client_endpoint()},
+       {"state folder", status.state_folder()}},
+      terminal);
   out += section("Cache pages", pools_text(status, terminal), terminal);
   out += section("Crossed between ranks", crossed_table(status.crossed(), terminal), terminal);
   return out;
@@ -312,6 +314,16 @@ std::string workers_view(const wire::WorkersReply& reply, const Terminal& termin
                human_time(worker.uptime_ns()), count(worker.steps()), human_time(worker.compute_ns()),
                human_time(worker.wait_ns()), count(worker.restarts()),
                worker.last_exit().empty() ? "-" : worker.last_exit()});
+  }
+  return table.text(terminal);
+}
+
+std::string pins_view(const wire::PinsReply& reply, const Terminal& terminal) {
+  if (reply.pins().empty()) return "nothing is pinned\n";
+  Table table({{"pin", true}, {"request", true}, {"tokens", true}, {"age", true}});
+  for (const auto& pin : reply.pins()) {
+    table.add({std::to_string(pin.pin()), std::to_string(pin.request()), count(pin.tokens()),
+               human_time(pin.age_ns())});
   }
   return table.text(terminal);
 }

@@ -1,0 +1,126 @@
+// Goal: what is pinned stays whatever comes, and never so that the daemon stands still.
+#include <gtest/gtest.h>
+
+#include "proto/vocab/random.h"
+#include "tests/controlplane/harness.h"
+
+namespace weft::controlplane {
+namespace {
+
+uint64_t pin(Harness& h, RequestId request) {
+  h.feed(PinRequested{1, request});
+  EXPECT_EQ(h.pins.back().error.code, ErrorCode::kOk) << h.pins.back().error.message;
+  return h.pins.back().pin;
+}
+
+TEST(Pins, WhatIsPinnedOutlivesPressure) {
+  Harness h(small_limits(1, 12));
+  const RequestId kept = h.submit(text(1, 16), 1);
+  h.run_all();
+  const uint64_t number = pin(h, kept);
+  EXPECT_EQ(h.plane.pinned_blocks(), 4);
+  EXPECT_EQ(h.entries().used, 4);
+  for (uint32_t i = 2; i < 8; ++i) {  // 8 blocks each: all that is left
+    h.submit(text(i, 32), 1);
+    h.run_all();
+  }
+  const RequestId again = h.submit(text(1, 16), 1);
+  h.run_all();
+  EXPECT_EQ(h.finished(again).cached_tokens, 15);
+  h.feed(UnpinRequested{2, number});
+  EXPECT_EQ(h.plane.pinned_blocks(), 0);
+  EXPECT_EQ(h.entries().used, 0);
+  for (uint32_t i = 2; i < 4; ++i) {
+    h.submit(text(i, 40), 1);
+    h.run_all();
+  }
+  const RequestId gone = h.submit(text(1, 16), 1);
+  h.run_all();
+  EXPECT_LT(h.finished(gone).cached_tokens, 15);
+}
+
+TEST(Pins, ARunningRequestIsPinnedAsFarAsItIs) {
+  Harness h(small_limits(2, 64));
+  const RequestId running = h.submit(text(1, 16), 12, wish(kv::DecodeKind::kDcp, 2));
+  h.step();
+  pin(h, running);
+  ASSERT_EQ(h.plane.pins().size(), 1u);
+  EXPECT_EQ(h.plane.pins()[0].blocks, 4);
+  h.run_all();
+  h.expect_right(running);
+  EXPECT_EQ(h.entries().used + h.entries(1).used, 4);
+  pin(h, running);  // all of it now
+  EXPECT_EQ(h.plane.pinned_blocks(), (16 + 11) / 4);
+}
+
+TEST(Pins, ARequestThatFitsOnlyWithoutThemIsRefused) {
+  Harness h(small_limits(1, 12));
+  const RequestId kept = h.submit(text(1, 16), 1);
+  h.run_all();
+  const uint64_t number = pin(h, kept);
+  const RequestId large = h.submit(text(2, 40), 1);
+  EXPECT_FALSE(h.plan());
+  EXPECT_EQ(h.plane.next_deadline(), Time{}) << "there is something to tell";
+  h.pass_time(h.now);
+  EXPECT_EQ(h.finished(large).reason, FinishReason::kError);
+  EXPECT_EQ(h.finished(large).error.code, ErrorCode::kResourceExhausted);
+  EXPECT_NE(h.finished(large).error.message.find("1 pins"), std::string::npos);
+  h.feed(UnpinRequested{2, number});
+  const RequestId again = h.submit(text(2, 40), 1);
+  h.run_all();
+  h.expect_right(again);
+}
+
+TEST(Pins, WhatIsNotThereIsRefused) {
+  Harness h(small_limits(1, 64));
+  const RequestId tiny = h.submit(text(1, 3), 1);  // no whole block
+  h.run_all();
+  h.feed(PinRequested{1, tiny});
+  h.feed(PinRequested{2, RequestId{77}});
+  h.feed(UnpinRequested{3, 5});
+  ASSERT_EQ(h.pins.size(), 3u);
+  for (const PinNotice& notice : h.pins) EXPECT_EQ(notice.error.code, ErrorCode::kNotFound);
+}
+
+TEST(Pins, AtRandomNeverLoseAPage) {
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    SplitMix64 random(seed);
+    Harness h(small_limits(1 + static_cast<int>(random.below(3)), 40));
+    std::vector<RequestId> requests;
+    for (int i = 0; i < 150; ++i) {
+      switch (random.below(5)) {
+        case 0:
+        case 1: {
+          std::vector<uint32_t> prompt = text(static_cast<uint32_t>(random.below(3)), 8);
+          const auto rest =
+              text(static_cast<uint32_t>(random.below(5)), static_cast<int64_t>(random.below(40)));
+          prompt.insert(prompt.end(), rest.begin(), rest.end());
+          requests.push_back(h.submit(prompt, 1 + static_cast<int64_t>(random.below(8))));
+          break;
+        }
+        case 2:
+          if (!requests.empty()) h.feed(PinRequested{1, requests[random.below(requests.size())]});
+          break;
+        case 3:
+          if (const auto pins = h.plane.pins(); !pins.empty())
+            h.feed(UnpinRequested{1, pins[random.below(pins.size())].pin});
+          break;
+        default:
+          h.step();
+          h.pass_time(h.now);
+      }
+    }
+    for (const PinSnapshot& left : h.plane.pins()) h.feed(UnpinRequested{1, left.pin});
+    h.run_all();
+    h.pass_time(h.now);
+    for (const RequestId id : requests) {
+      ASSERT_TRUE(h.outcome(id).finished.has_value());
+      if (h.finished(id).reason != FinishReason::kError) h.expect_right(id);
+    }
+    EXPECT_EQ(h.entries().used, 0);
+  }
+}
+
+}  // namespace
+}  // namespace weft::controlplane
