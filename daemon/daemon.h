@@ -62,6 +62,7 @@ class Daemon : private FleetListener, private EngineListener {
   void regrouped(const controlplane::RegroupedNotice& notice) override { control_.regrouped(notice); }
   void pinned(const controlplane::PinNotice& notice) override { control_.pinned(notice); }
   void rank_hung(int rank, const std::string& why) override { fleet_.hung(rank, why); }
+  void step_done() override { fleet_.step_done(); }
 
   const Options& options_;
   const EventLog& log_;

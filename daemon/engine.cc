@@ -249,6 +249,7 @@ void Engine::finish_done_steps() {
 
 void Engine::finish_step(InFlight& flight) {
   ++metrics_.steps;
+  listener_.step_done();
   meter(flight);
   const Time now = loop_.now();
   // A plan waits in the ring while the one before it runs.

@@ -37,6 +37,7 @@ class EngineListener {
   virtual void finished(const controlplane::FinishedNotice& notice, const RequestRecord& record) = 0;
   virtual void regrouped(const controlplane::RegroupedNotice& notice) = 0;
   virtual void pinned(const controlplane::PinNotice& notice) = 0;
+  virtual void step_done() = 0;  // by all ranks
   // A worker broke its contract or does not move.
   virtual void rank_hung(int rank, const std::string& why) = 0;
 };

@@ -32,13 +32,13 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 
 std::string time_text() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
-  const std::time_t whole = ms / 1000;
+  const auto us = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+  const std::time_t whole = us / 1'000'000;
   std::tm parts{};
   gmtime_r(&whole, &parts);
   char text[40];
   const size_t used = std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &parts);
-  std::snprintf(text + used, sizeof text - used, ".%03dZ", static_cast<int>(ms % 1000));
+  std::snprintf(text + used, sizeof text - used, ".%06dZ", static_cast<int>(us % 1'000'000));
   return text;
 }
 

@@ -79,14 +79,14 @@ WorkerAction Supervisor::handle(WorkerEvent event, Time now) {
       deadline_.reset();
       if (wanted_) {
         deadline_ = now + delay_;
-        delay_ = std::min(delay_ * 2, limits_.delay_cap);
+        delay_ = std::clamp(delay_ * 2, limits_.first_delay, limits_.delay_cap);
       }
       break;
     case WorkerAction::kSettle:
       deadline_ = now + limits_.quiet_period;
       break;
     case WorkerAction::kForgive:
-      delay_ = limits_.first_delay;
+      delay_ = std::min(delay_, limits_.first_delay);
       deadline_.reset();
       break;
     case WorkerAction::kAskToStop:

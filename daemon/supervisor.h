@@ -1,9 +1,10 @@
 // What to do about one worker process: a pure table of state × event, and the few values around it.
 //
 // *Wanted* (up or down) is kept apart from *actual* (the state). Readiness is announced by the worker, never
-// guessed. After an exit a wanted worker is started again, later each time: the delay doubles to a cap, and
-// goes back to the first delay once the worker has been ready for a quiet period. Each state has at most one
-// deadline, and its passing is the event kTimeout.
+// guessed. After an exit a wanted worker is started again: at once if it has worked since it was started (a
+// step that it took part in is done), else later each time: the delay doubles to a cap, and goes back to the
+// first delay once the worker has been ready for a quiet period. Each state has at most one deadline, and its
+// passing is the event kTimeout.
 //
 // No process, timer or clock here: the caller (daemon/worker_fleet.h) carries the actions out. Loop thread
 // only.
@@ -72,6 +73,8 @@ class Supervisor {
   WorkerAction handle(WorkerEvent event, Time now);
   // A starting worker showed progress: its start deadline counts from now.
   void progress(Time now);
+  // A step that the worker took part in is done: it can work, so its next start needs no delay.
+  void worked() { delay_ = Duration(0); }
   void record_exit(Time now, std::string text);
 
   WorkerState state() const { return state_; }

@@ -104,6 +104,10 @@ void WorkerFleet::hung(int rank, const std::string& why) {
   apply(rank, WorkerEvent::kHung);
 }
 
+void WorkerFleet::step_done() {
+  for (const auto& rank : ranks_) rank->supervisor.worked();
+}
+
 RankMask WorkerFleet::beating() const {
   RankMask mask = 0;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {

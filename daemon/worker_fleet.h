@@ -54,6 +54,7 @@ class WorkerFleet {
   void stop();      // politely; kills what is late
   void kill_all();  // now; still reaps
   void hung(int rank, const std::string& why);
+  void step_done();  // by all ranks
 
   bool epoch_active() const { return epoch_active_; }
   Epoch epoch() const { return epoch_; }

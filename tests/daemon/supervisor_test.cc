@@ -105,6 +105,33 @@ TEST(Supervisor, DelayDoublesToTheCapAndIsForgivenAfterAQuietPeriod) {
   EXPECT_EQ(worker.spawns(), 7u);
 }
 
+// However often it is killed, between two of its steps it is back at once; what cannot do a step waits.
+TEST(Supervisor, AWorkerThatHasWorkedIsStartedAtOnce) {
+  Supervisor worker(limits());
+  Time now{0};
+  worker.handle(E::kWantUp, now);
+  for (int round = 0; round < 5; ++round) {
+    worker.handle(E::kReady, now);
+    worker.worked();
+    now = now + Duration(1);
+    EXPECT_EQ(worker.handle(E::kExited, now), A::kRetryLater);
+    EXPECT_EQ(*worker.deadline(), now);
+    EXPECT_EQ(worker.handle(E::kTimeout, now), A::kSpawn);
+  }
+  for (const int64_t delay : {100, 200, 400}) {
+    worker.handle(E::kReady, now);
+    EXPECT_EQ(worker.handle(E::kExited, now), A::kRetryLater);
+    EXPECT_EQ((*worker.deadline() - now).count(), delay);
+    now = *worker.deadline();
+    EXPECT_EQ(worker.handle(E::kTimeout, now), A::kSpawn);
+  }
+  worker.handle(E::kReady, now);
+  worker.worked();
+  EXPECT_EQ(worker.handle(E::kTimeout, *worker.deadline()), A::kForgive);  // which does not make it later
+  EXPECT_EQ(worker.handle(E::kExited, now), A::kRetryLater);
+  EXPECT_EQ(*worker.deadline(), now);
+}
+
 TEST(Supervisor, UnwantedWorkerStaysDown) {
   Supervisor worker(limits());
   worker.handle(E::kWantUp, Time{0});
