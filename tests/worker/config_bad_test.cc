@@ -96,7 +96,7 @@ TEST(Config, WhatIsNotServed) {
   EXPECT_THAT(
       read(config).error().message,
       "'gpt2' is not one of deepseek_v2, deepseek_v3, deepseek_v32, glm4_moe, glm4_moe_lite, glm_moe_dsa, "
-      "llama, qwen2, qwen3, qwen3_moe");
+      "llama, qwen2, qwen3, qwen3_moe, weft_hash, weft_hash_mla, weft_hash_dsa");
 }
 
 TEST(Config, FilesThatAreNoObject) {
