@@ -39,8 +39,8 @@ Choice choose(const Limits& limits, const GroupingWish& wish, const Memory* memo
     const bool hit = hits.size() > 0;
     if (hit) memory->count_missing(hits, placement.residency, widening);
     const BlockNeeds needs(limits, placement.residency, hits.size(), block_count);
-    for (int i = 0; i < limits.rank_count; ++i) {
-      const int origin = hit ? memory->block(hits.tail).origin : (turn + i) % limits.rank_count;
+    for (int i = 0; i < limits.places(); ++i) {
+      const int origin = hit ? memory->block(hits.tail).origin : (turn + i) % limits.places();
       Choice choice{placement, origin, needs.pages(origin), 0};
       choice.need += widening;
       choice.slack = slack_of(room, choice.need, limits.rank_count);
@@ -74,7 +74,7 @@ Error too_large(const Limits& limits, const Choice& choice, const PageCounts& po
 
 Result<void> check_fits_alone(const Limits& limits, int64_t prompt, int64_t max_tokens,
                               const GroupingWish& wish) {
-  TRY_VOID(kv::validate_decode(wish.decode, limits.rank_count));
+  TRY_VOID(kv::validate_decode(wish.decode, limits.places()));
   TRY_VOID(kv::validate_mechanisms(wish.mechanisms, wish.decode));
   // Subtracted, not added: max_tokens may be absurd.
   if (prompt >= limits.max_context || max_tokens > limits.max_context - prompt) {

@@ -77,6 +77,7 @@ class BlockStore {
     return block;
   }
   const Block& at(BlockId id) const { return const_cast<BlockStore*>(this)->at(id); }
+  bool exists(BlockId id) const { return blocks_.at(number(id)).serial != 0; }
   // The record, if it is still the one with this serial.
   Block* find(BlockId id, uint64_t serial) {
     Block& block = blocks_.at(number(id));

@@ -33,11 +33,13 @@ std::vector<Notice> ControlPlane::handle(Time now, std::span<const Event> events
     std::visit([&](const auto& e) { on(now, e, notices); }, event);
   }
   end_late(now, notices);
+  advance_change(now, notices);
   return notices;
 }
 
 std::optional<Plan> ControlPlane::next_plan(Time now) {
   memory_.advance(now);
+  if (change_) return std::exchange(change_->plan, std::nullopt);
   admit_waiting(now);
   const auto limit = static_cast<size_t>(suspects_.empty() ? limits_.plans_in_flight : 1);
   if (in_flight_.size() >= limit) return std::nullopt;
@@ -48,7 +50,12 @@ std::optional<Plan> ControlPlane::next_plan(Time now) {
     CHECK(!in_flight_.empty() || !any_runnable(), "nobody can run, and nothing will change that");
     return std::nullopt;
   }
+  return issue(builder);
+}
+
+Plan ControlPlane::issue(PlanBuilder& builder) {
   Plan plan = builder.finish();
+  plan.ranks = builder.record().ranks = change_ ? change_->before.ranks() : limits_.active().ranks();
   memory_.issued(plan.step);
   in_flight_.push_back(std::move(builder.record()));
   ++counters_.plans;
@@ -141,7 +148,7 @@ bool ControlPlane::admit(Time now, Sequence& sequence, bool first) {
   if (sequence.use_prefix_cache) {
     sequence.history = memory_.chain_arrived(sequence.hashes, sequence.arrived);
   }
-  if (sequence.hit_blocks == 0) turn_ = (turn_ + 1) % limits_.rank_count;
+  if (sequence.hit_blocks == 0) turn_ = (turn_ + 1) % limits_.places();
   counters_.prompt_tokens += sequence.prompt;
   counters_.cached_tokens += sequence.cached;
   return true;
@@ -181,11 +188,11 @@ void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
     refuse(unknown_parent(event.parent));
     return;
   }
-  if (const auto fits = check_fits_alone(limits_, prompt, event.max_tokens, event.grouping); !fits) {
+  if (const auto fits = check_fits(prompt, event.max_tokens, event.grouping); !fits) {
     refuse(fits.error());
     return;
   }
-  if (waiting_count() >= limits_.max_waiting) admit_waiting(now);
+  if (waiting_count() >= limits_.max_waiting && !change_) admit_waiting(now);
   if (waiting_count() >= limits_.max_waiting) {
     refuse(
         error(ErrorCode::kResourceExhausted,
@@ -264,7 +271,7 @@ void ControlPlane::on(Time, const StepAcknowledged& event, Notices& notices) {
   }
   record->acknowledged |= mask_of(event.rank);
   record->samples.insert(record->samples.end(), event.samples.begin(), event.samples.end());
-  while (!in_flight_.empty() && in_flight_.front().acknowledged == all_ranks(limits_.rank_count)) {
+  while (!in_flight_.empty() && in_flight_.front().done()) {
     const PlanRecord done = std::move(in_flight_.front());
     in_flight_.pop_front();
     complete(done, notices);
@@ -272,6 +279,10 @@ void ControlPlane::on(Time, const StepAcknowledged& event, Notices& notices) {
 }
 
 void ControlPlane::on(Time, const RegroupRequested& event, Notices& notices) {
+  if (change_) {
+    change_->deferred.push_back(event);
+    return;
+  }
   Sequence* sequence = find(event.request);
   if (sequence == nullptr) {
     notices.emplace_back(
@@ -339,6 +350,10 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
   if (event.has_decode) wish.decode = event.wish.decode;
   if (event.has_index) wish.index = event.wish.index;
   wish.mechanisms = kv::parse_mechanisms(event.mechanisms, wish.mechanisms).value();
+  // What the command does not name may be of another number of ranks.
+  GroupingWish priced = fitted(wish, limits_.places());
+  if (event.has_decode) priced.decode = wish.decode;
+  if (event.has_index) priced.index = wish.index;
   const bool form_changed = wish.mechanisms.form != sequence.wish.mechanisms.form;
   const auto name = [&](const GroupingWish& w, const Placement* placement) {
     std::string text = placement != nullptr
@@ -366,7 +381,7 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
     return notice;
   }
   if (!sequence.running) {
-    if (auto fits = check_fits_alone(limits_, sequence.prompt, sequence.max_tokens, wish); !fits) {
+    if (auto fits = check_fits_alone(limits_, sequence.prompt, sequence.max_tokens, priced); !fits) {
       notice.error = fits.error();
       return notice;
     }
@@ -377,7 +392,7 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
     }
     return notice;
   }
-  const Result<RegroupPrice> price = price_regroup(sequence, memory_, wish);
+  const Result<RegroupPrice> price = price_regroup(sequence, memory_, priced);
   if (!price) {
     notice.error = price.error();
     return notice;

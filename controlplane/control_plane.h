@@ -31,6 +31,7 @@
 #include "controlplane/sequence.h"
 #include "controlplane/snapshot.h"
 #include "controlplane/table_pool.h"
+#include "controlplane/topology_change.h"
 
 namespace weft::controlplane {
 
@@ -81,6 +82,7 @@ class ControlPlane {
   void on(Time now, const RegroupRequested& event, Notices& notices);
   void on(Time now, const PinRequested& event, Notices& notices);
   void on(Time now, const UnpinRequested& event, Notices& notices);
+  void on(Time now, const TopologyRequested& event, Notices& notices);
 
   kv::StoredBytes stored_bytes(const Sequence& sequence) const;
   Sequence* find(RequestId id);
@@ -106,7 +108,23 @@ class ControlPlane {
   void finish(Sequence& sequence, FinishReason reason, Error failure, Notices& notices);
   RegroupedNotice regroup(Sequence& sequence, const RegroupRequested& event);
 
-  const Limits limits_;
+  // ---- workers that come and go (control_plane_topology.cc)
+  Result<kv::Topology> topology_with(const TopologyRequested& event) const;
+  void set_topology(const kv::Topology& topology);
+  void advance_change(Time now, Notices& notices);
+  Result<void> begin_moving();
+  std::vector<int> bases_after(const Sequence& sequence, const GroupingWish& wish) const;
+  void find_strays();
+  Result<void> plan_moves();
+  void commit_change();
+  void drop_from(BlockId id, RankMask ranks);
+  void undo_moves();
+  void drop_moved();
+  void end_change(Time now, Error failure, Notices& notices);
+  Result<void> check_fits(int64_t prompt, int64_t max_tokens, const GroupingWish& wish);
+  Plan issue(PlanBuilder& builder);
+
+  Limits limits_;  // of which the topology changes
   Memory memory_;
   TablePool tables_;
   Contexts contexts_;
@@ -125,6 +143,7 @@ class ControlPlane {
   std::vector<RequestId> suspects_;  // in order of arrival; retried one at a time
   std::deque<PlanRecord> in_flight_;
   Notices pending_;  // came up while a plan was made
+  std::optional<TopologyChange> change_;
   uint64_t arrivals_ = 0;
   int turn_ = 0;
   Counters counters_;

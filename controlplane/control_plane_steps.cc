@@ -151,7 +151,7 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
 
 // ---- abandoned plans ------------------------------------------------------------------------------------
 
-void ControlPlane::on(Time, const PlansAbandoned&, Notices& notices) {
+void ControlPlane::on(Time now, const PlansAbandoned&, Notices& notices) {
   if (in_flight_.empty()) return;
   const std::vector<PlanRecord> abandoned(in_flight_.begin(), in_flight_.end());
   in_flight_.clear();
@@ -178,6 +178,11 @@ void ControlPlane::on(Time, const PlansAbandoned&, Notices& notices) {
     } else {
       roll_back(*sequence, abandoned);
     }
+  }
+  if (change_ && change_->stage == TopologyChange::Stage::kMoving) {
+    undo_moves();
+    end_change(now, error(ErrorCode::kUnavailable, "the workers failed repeatedly while blocks moved"),
+               notices);
   }
 }
 

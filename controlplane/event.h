@@ -105,7 +105,15 @@ struct UnpinRequested {
   uint64_t pin = 0;
 };
 
+// A rank begins to take part in steps, or stops. Answered by a TopologyNotice with the same command number,
+// when everything has moved or nothing has changed.
+struct TopologyRequested {
+  uint64_t command = 0;
+  int rank = 0;
+  bool joins = false;
+};
+
 using Event = std::variant<RequestArrived, CancelRequested, PauseChanged, StepAcknowledged, PlansAbandoned,
-                           RegroupRequested, PinRequested, UnpinRequested>;
+                           RegroupRequested, PinRequested, UnpinRequested, TopologyRequested>;
 
 }  // namespace weft::controlplane

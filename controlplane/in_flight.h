@@ -35,12 +35,14 @@ struct ValidChange {
 
 struct PlanRecord {
   StepId step{};
+  RankMask ranks = 0;  // that take part
   RankMask acknowledged = 0;
   std::vector<SpanRecord> spans;
   std::vector<ValidChange> changes;
   std::vector<Sample> samples;
   bool alone = false;  // one suspect sequence by itself
 
+  bool done() const { return (ranks & ~acknowledged) == 0; }
   const Sample* sample(uint32_t index) const {  // nullptr: no rank gave it
     for (const Sample& one : samples) {
       if (one.sample_index == index) return &one;

@@ -20,6 +20,8 @@ const char* eviction_name(Eviction eviction) { return eviction == Eviction::kReu
 Result<void> validate(const Limits& limits) {
   TRY_VOID(require(limits.rank_count >= 1 && limits.rank_count <= kMaxRanks, "rank_count",
                    "must be 1 to " + std::to_string(kMaxRanks)));
+  TRY_VOID(require((limits.topology.ranks() & ~all_ranks(limits.rank_count)) == 0, "topology",
+                   "has ranks beyond rank_count"));
   const int64_t block = limits.geometry.block_tokens;
   TRY_VOID(require(block >= 1 && std::has_single_bit(static_cast<uint64_t>(block)), "block_tokens",
                    "must be a power of two"));

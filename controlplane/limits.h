@@ -1,4 +1,5 @@
-// Everything the control plane is sized from, fixed at start.
+// Everything the control plane is sized from, fixed at start; and, as the one thing that changes, the
+// topology.
 //
 // validate() names the field and the relation that does not hold; ControlPlane CHECKs a valid value. Rows,
 // tokens, blocks and pages are counts.
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "kv/layout.h"
+#include "kv/topology.h"
 #include "proto/vocab/result.h"
 #include "proto/vocab/units.h"
 
@@ -19,7 +21,10 @@ enum class Eviction { kLru, kReuse };
 const char* eviction_name(Eviction eviction);  // "lru", "reuse"
 
 struct Limits {
-  int rank_count = 1;
+  int rank_count = 1;  // that there may be, each with its pools
+  // The ranks that compute; empty: all. ControlPlane changes its own copy when workers come and go. What is
+  // counted in places (kv/topology.h): groupings, residencies, origins, sampler ranks.
+  kv::Topology topology;
   kv::CacheGeometry geometry;
   std::vector<std::array<int64_t, kv::kStreams>> pool_pages;  // [rank][stream]; 0 for a stream without layers
 
@@ -44,6 +49,9 @@ struct Limits {
   // Ended requests whose context a turn can name as its parent, and their tokens, shared ones once.
   int64_t kept_contexts = 4096;
   int64_t kept_tokens = int64_t{16} << 20;
+
+  kv::Topology active() const { return topology.count() > 0 ? topology : kv::Topology::of_all(rank_count); }
+  int places() const { return topology.count() > 0 ? topology.count() : rank_count; }
 
   int64_t table_blocks() const { return ceil_div(max_context, geometry.block_tokens); }
   // Copies that one plan can carry: those of one sequence that spreads from one rank to all.

@@ -128,8 +128,20 @@ bool Memory::hold(BlockId id, const kv::Residency& residency, PageCounts& reserv
   return true;
 }
 
+bool Memory::add_page(Block& block, int part, int rank) {
+  const kv::Stream stream = block.part(part).stream;
+  if (room(stream, rank) < 1 || block.page(part, rank) != kNoPage) return false;
+  const std::optional<PageId> page = allocator_.take(stream, rank);
+  if (!page) return false;
+  block.page(part, rank) = *page;
+  cache_.page_added(block, stream, rank, false);
+  return true;
+}
+
 RankMask Memory::wanted(const Block& block, int part, const kv::Residency& residency) const {
-  return kv::part_holders(limits_.geometry, residency, block.index, part, block.origin, limits_.rank_count);
+  const kv::Topology ranks = limits_.active();
+  return ranks.ranks_at(
+      kv::part_holders(limits_.geometry, residency, block.index, part, block.origin, ranks.count()));
 }
 
 RankMask Memory::missing(const Block& block, int part, const kv::Residency& residency) const {

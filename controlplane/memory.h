@@ -91,6 +91,7 @@ class Memory {
   // ---- one block
   Block& block(BlockId id) { return blocks_.at(id); }
   const Block& block(BlockId id) const { return blocks_.at(id); }
+  bool exists(BlockId id) const { return blocks_.exists(id); }
   Block* find_block(BlockId id, uint64_t serial) { return blocks_.find(id, serial); }
   template <typename F>
   void for_each_block(F f) const {
@@ -102,6 +103,9 @@ class Memory {
   // Gives a block the pages its residency asks for, each taken out of `reserved`. False when a page is not
   // free now (the pages taken so far stay). New pages of an `empty` block are valid at once.
   bool hold(BlockId id, const kv::Residency& residency, PageCounts& reserved, bool empty);
+  // A page that is free and not reserved, for a block of the prefix cache; not valid yet. False: there is
+  // none.
+  bool add_page(Block& block, int part, int rank);
   // Ranks on which a part of a block still lacks a page.
   RankMask missing(const Block& block, int part, const kv::Residency& residency) const;
   // Ranks that the residency gives a part of a block.
@@ -117,6 +121,11 @@ class Memory {
   // Takes a registered block and all below it out of the cache.
   void forget(BlockId id);
   int64_t evicted_blocks() const { return evicted_blocks_; }
+  // limits.topology is another one: residencies mean other ranks.
+  void topology_changed() {
+    ++changes_;
+    cache_.forget_covers();
+  }
   // Whoever else uses it: nothing of this context is evicted until it is unpinned.
   bool can_pin(BlockId tail) const;  // without taking room that is promised
   void pin(BlockId tail);

@@ -1,12 +1,29 @@
 #include "controlplane/placement.h"
 
+#include <numeric>
+#include <tuple>
+
 #include "kv/cost.h"
 #include "proto/vocab/check.h"
 
 namespace weft::controlplane {
 
+GroupingWish fitted(GroupingWish wish, int rank_count) {
+  kv::DecodeWish& decode = wish.decode;
+  if (decode.kind == kv::DecodeKind::kDp) decode.width = std::gcd(decode.width, rank_count);
+  if (decode.kind != kv::DecodeKind::kTp) {
+    decode.c = std::gcd(decode.c, decode.kind == kv::DecodeKind::kDp ? decode.width : rank_count);
+  }
+  if (wish.index.c > 0) wish.index.c = std::gcd(wish.index.c, rank_count);
+  return wish;
+}
+
 Placement placement_of(const Limits& limits, kv::DecodeWish decode, kv::IndexWish index, int dp_rank) {
-  const int ranks = limits.rank_count;
+  const int ranks = limits.places();
+  GroupingWish wish;
+  wish.decode = decode;
+  wish.index = index;
+  std::tie(decode, index) = std::pair(fitted(wish, ranks).decode, fitted(wish, ranks).index);
   Placement placement;
   placement.kind = decode.kind;
   placement.index = limits.uses(kv::Stream::kIndexKeys) ? index : kv::IndexWish();
@@ -28,13 +45,14 @@ Placement placement_of(const Limits& limits, kv::DecodeWish decode, kv::IndexWis
 
 std::vector<int> placement_choices(const Limits& limits, kv::DecodeWish decode) {
   if (decode.kind != kv::DecodeKind::kDp) return {0};
+  decode.width = std::gcd(decode.width, limits.places());
   std::vector<int> bases;
-  for (int base = 0; base < limits.rank_count; base += decode.width) bases.push_back(base);
+  for (int base = 0; base < limits.places(); base += decode.width) bases.push_back(base);
   return bases;
 }
 
 std::string placement_name(const Limits& limits, const Placement& placement) {
-  return kv::grouping_name(placement.grouping, limits.rank_count) + ", index " +
+  return kv::grouping_name(placement.grouping, limits.places()) + ", index " +
          kv::index_name(placement.index);
 }
 
@@ -66,7 +84,7 @@ bool passes_query(const Limits& limits, const Placement& placement, kv::Split sp
   model.layers = limits.geometry.stream(kv::Stream::kEntries).layers;
   model.window = limits.window;
   model.window_layers = limits.window_layers;
-  model.rank_count = limits.rank_count;
+  model.rank_count = limits.places();
   kv::CostSpan span;
   span.start = start;
   span.rows = rows;
@@ -97,18 +115,19 @@ BlockNeeds::BlockNeeds(const Limits& limits, const kv::Residency& residency, int
 
 PageCounts BlockNeeds::pages(int origin) const {
   PageCounts need;
-  for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
+  const kv::Topology ranks = limits_.active();
+  for_each_pool(ranks.count(), [&](kv::Stream stream, int place) {
     if (!limits_.uses(stream)) return;
     const kv::Pattern pattern = residency_.of(stream);
     int64_t blocks = blocks_;
-    if (pattern.kind == kv::PatternKind::kSingle && pattern.argument != rank) blocks = 0;
-    const kv::Range parts = kv::held_parts(limits_.geometry, stream, pattern, rank, limits_.rank_count);
+    if (pattern.kind == kv::PatternKind::kSingle && pattern.argument != place) blocks = 0;
+    const kv::Range parts = kv::held_parts(limits_.geometry, stream, pattern, place, ranks.count());
     if (pattern.kind == kv::PatternKind::kStriped && !parts.empty()) {
       const int c = pattern.argument;
-      const int owned = kv::owned_class((rank - pattern.base) % c, origin, c);
+      const int owned = kv::owned_class((place - pattern.base) % c, origin, c);
       blocks = by_class_[static_cast<size_t>(stream)][static_cast<size_t>(owned)];
     }
-    need.at(stream, rank) = blocks * parts.size();
+    need.at(stream, ranks.rank(place)) = blocks * parts.size();
   });
   return need;
 }

@@ -22,8 +22,11 @@ struct Placement {
   friend bool operator==(const Placement&, const Placement&) = default;
 };
 
-// tp: (0, W, 1); dcp(c): (0, W, c); dp: the group that dp_rank is in. The wish is valid. Without index keys,
-// the index counts as copied.
+// A wish on W ranks, where its numbers may not divide: they become greatest common divisors. So the bits
+// stay: whatever divides c divides V, if c does.
+GroupingWish fitted(GroupingWish wish, int rank_count);
+// tp: (0, W, 1); dcp(c): (0, W, c); dp: the group that dp_rank is in. Of the wish as fitted. Without index
+// keys, the index counts as copied.
 Placement placement_of(const Limits& limits, kv::DecodeWish decode, kv::IndexWish index, int dp_rank);
 // The groups that dp may choose from, each by its first rank; one (any) for other wishes.
 std::vector<int> placement_choices(const Limits& limits, kv::DecodeWish decode);

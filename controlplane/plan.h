@@ -76,6 +76,7 @@ struct PaddedRows {
 
 struct Plan {
   StepId step{};
+  RankMask ranks = 0;  // that take part; spans count their places in it (kv/topology.h)
   std::vector<TableWrite> table_writes;
   std::vector<PageCopy> copies;
   std::vector<Span> spans;
@@ -137,7 +138,19 @@ struct PinNotice {
   Error error;  // code kOk when done
 };
 
-using Notice =
-    std::variant<TokenNotice, DraftNotice, PrefillNotice, FinishedNotice, RegroupedNotice, PinNotice>;
+// These ranks take part in the plans from now on: the shell begins an epoch with them before it publishes the
+// next one. With an error nothing has changed.
+struct TopologyNotice {
+  uint64_t command = 0;
+  RankMask ranks = 0;
+  int64_t bytes_moved = 0;
+  int64_t sequences_moved = 0;
+  int64_t blocks_moved = 0;    // of the prefix cache, used by nobody
+  int64_t blocks_dropped = 0;  // of it, with what hung below them
+  Error error;                 // code kOk when done
+};
+
+using Notice = std::variant<TokenNotice, DraftNotice, PrefillNotice, FinishedNotice, RegroupedNotice,
+                            PinNotice, TopologyNotice>;
 
 }  // namespace weft::controlplane

@@ -87,8 +87,9 @@ int64_t PlanBuilder::hold_rows(Sequence& sequence, int64_t rows) {
   return rows;
 }
 
-bool PlanBuilder::hold_switch(Sequence& sequence) {
-  if (!tables_.available()) return false;
+bool PlanBuilder::hold_switch(Sequence& sequence) { return tables_.available() && hold_target(sequence); }
+
+bool PlanBuilder::hold_target(Sequence& sequence) {
   if (!plan_.copies.empty() &&
       static_cast<int64_t>(plan_.copies.size()) + copies_needed(sequence) > limits_.max_copies()) {
     return false;
@@ -102,6 +103,38 @@ bool PlanBuilder::hold_switch(Sequence& sequence) {
       return false;
   }
   return true;
+}
+
+bool PlanBuilder::add_move(Sequence& sequence) {
+  if (!hold_target(sequence)) return false;
+  const kv::Residency& residency = sequence.target().residency;
+  memory_.for_each(sequence.blocks, 0, [&](const Block& block) {
+    for (int part = 0; part < memory_.parts(); ++part) {
+      fill_part(sequence, memory_.block(block.id), part, memory_.wanted(block, part, residency));
+    }
+  });
+  return true;
+}
+
+PlanBuilder::Stray PlanBuilder::add_stray(Block& block, const kv::Topology& ranks, int first) {
+  if (static_cast<int64_t>(plan_.copies.size()) + memory_.parts() > limits_.max_copies())
+    return Stray::kPlanFull;
+  for (int part = 0; part < memory_.parts(); ++part) {
+    if ((block.part(part).valid & ranks.ranks()) != 0) continue;
+    int place = 0;
+    while (place < ranks.count() &&
+           !memory_.add_page(block, part, ranks.rank((first + place) % ranks.count())))
+      ++place;
+    if (place == ranks.count()) return Stray::kNoRoom;
+    copy_pages(RequestId{0}, block, part, mask_of(ranks.rank((first + place) % ranks.count())));
+  }
+  return Stray::kMoved;
+}
+
+int64_t PlanBuilder::copied_bytes() const {
+  int64_t bytes = 0;
+  for (const PageCopy& copy : plan_.copies) bytes += limits_.geometry.page_bytes(copy.stream);
+  return bytes;
 }
 
 int64_t PlanBuilder::copies_needed(const Sequence& sequence) const {
@@ -137,24 +170,30 @@ void PlanBuilder::apply_switch(Sequence& sequence) {
   if (sequence.thin) sequence.thin_step = plan_.step;
 }
 
+// Makes the pages on these ranks valid.
+void PlanBuilder::fill_part(const Sequence& sequence, Block& block, int part, RankMask wanted) {
+  const BlockPart& held = block.part(part);
+  const RankMask lacking = wanted & held.holders() & ~held.valid;
+  if (block.index * block_tokens_ < sequence.scheduled) {
+    copy_pages(sequence.id, block, part, lacking);
+  } else {
+    for_each_rank(lacking, [&](int rank) { set_valid(block, part, rank, true); });
+  }
+}
+
 // Makes every page that the residency asks for valid. In a block that will still be written, pages outside
 // the residency are left behind from this step on.
 void PlanBuilder::switch_part(Sequence& sequence, Block& block, int part) {
   const BlockPart& held = block.part(part);
   const RankMask wanted = memory_.wanted(block, part, sequence.placement.residency);
-  const RankMask lacking = wanted & held.holders() & ~held.valid;
-  if (block.index * block_tokens_ < sequence.scheduled) {
-    copy_pages(sequence, block, part, lacking);
-  } else {
-    for_each_rank(lacking, [&](int rank) { set_valid(block, part, rank, true); });
-  }
+  fill_part(sequence, block, part, wanted);
   if ((block.index + 1) * block_tokens_ > sequence.scheduled) {
     if (block.index < sequence.hit_blocks) return;  // the last one of a full prefix hit: nothing is written
     for_each_rank(held.valid & ~wanted, [&](int rank) { set_valid(block, part, rank, false); });
   }
 }
 
-void PlanBuilder::copy_pages(const Sequence& sequence, Block& block, int part, RankMask to) {
+void PlanBuilder::copy_pages(RequestId charged, Block& block, int part, RankMask to) {
   if (to == 0) return;
   if (block.copy_step != plan_.step) {
     block.copy_step = plan_.step;
@@ -168,7 +207,7 @@ void PlanBuilder::copy_pages(const Sequence& sequence, Block& block, int part, R
     // Neighbouring blocks read from different ranks.
     const int from = sources[static_cast<size_t>(block.index + rank) % sources.size()];
     plan_.copies.push_back(
-        {held.stream, from, block.page(part, from), rank, block.page(part, rank), sequence.id});
+        {held.stream, from, block.page(part, from), rank, block.page(part, rank), charged});
     set_valid(block, part, rank, true);
   });
   held.copied |= to;
@@ -219,7 +258,7 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::
   span.start = sequence.scheduled;
   span.rows = rows;
   span.no_write = sequence.repeat_last_row && sequence.scheduled == sequence.prompt - 1;
-  span.split = prefill ? chunk_split(sequence.wish.prefill, rows, span.no_write, limits_.rank_count)
+  span.split = prefill ? chunk_split(sequence.wish.prefill, rows, span.no_write, limits_.places())
                        : kv::Split::kShared;
   span.grouping = placement.grouping;
   span.origin = sequence.origin;
@@ -248,7 +287,7 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::
   span.sample_rows = !prefill ? rows : span.start + rows == sequence.prompt ? 1 : 0;
   // Logits are gathered on one rank: take turns.
   span.sampler_rank =
-      static_cast<int>((number(plan_.step) + plan_.spans.size()) % static_cast<uint64_t>(limits_.rank_count));
+      static_cast<int>((number(plan_.step) + plan_.spans.size()) % static_cast<uint64_t>(limits_.places()));
   span.draft_tokens = guesses;
   if (prefill) {
     const int64_t left = sequence.prompt - span.start - rows;

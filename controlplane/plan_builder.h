@@ -25,7 +25,17 @@ class PlanBuilder {
   // As many rows of the prompt as `most`, the step's budget and the free pages allow.
   bool add_prefill(Sequence& sequence, int64_t most);
 
-  bool empty() const { return plan_.spans.empty(); }
+  // ---- plans that only copy, for a change of the ranks that compute (topology_change.h)
+  // What the sequence's target residency lacks. False, and nothing changes but pages that were taken: the
+  // plan is full.
+  bool add_move(Sequence& sequence);
+  // What of a block of the prefix cache lies on none of these ranks, to the first of them with a free page,
+  // counted from place `first`.
+  enum class Stray : uint8_t { kMoved, kPlanFull, kNoRoom };
+  Stray add_stray(Block& block, const kv::Topology& ranks, int first);
+  int64_t copied_bytes() const;
+
+  bool empty() const { return plan_.spans.empty() && plan_.copies.empty(); }
   int64_t rows_left() const { return rows_left_; }
   // Fills in what depends on the whole plan. The builder is used up.
   Plan finish();
@@ -34,10 +44,12 @@ class PlanBuilder {
  private:
   int64_t hold_rows(Sequence& sequence, int64_t rows);
   bool hold_switch(Sequence& sequence);
+  bool hold_target(Sequence& sequence);
   int64_t copies_needed(const Sequence& sequence) const;
   void apply_switch(Sequence& sequence);
   void switch_part(Sequence& sequence, Block& block, int part);
-  void copy_pages(const Sequence& sequence, Block& block, int part, RankMask to);
+  void fill_part(const Sequence& sequence, Block& block, int part, RankMask wanted);
+  void copy_pages(RequestId charged, Block& block, int part, RankMask to);
   void set_valid(Block& block, int part, int rank, bool valid);
   void write_table(Sequence& sequence, int64_t rows);
   void append_pages(const Sequence& sequence, const Block& block, std::vector<PageId>& pages) const;

@@ -197,9 +197,9 @@ std::vector<BlockId> PrefixCache::forget(BlockId id) {
 void PrefixCache::page_added(const Block& block, kv::Stream stream, int rank, bool valid) {
   if (block.run == kNoRun) return;
   Run& of = at(block.run);
-  CHECK_GT(of.users, 0);
   ++of.pages.at(stream, rank);
   of.invalid += valid ? 0 : 1;
+  if (of.users == 0) ++evictable_.at(stream, rank);
 }
 
 void PrefixCache::page_dropped(const Block& block, kv::Stream stream, int rank, bool was_valid, bool breaks) {

@@ -87,6 +87,11 @@ class PrefixCache {
   // All blocks of this context now have the pages that a residency wants.
   void now_covers(BlockId tail, const kv::Residency& residency);
 
+  // Residencies mean other ranks from now on.
+  void forget_covers() {
+    for (Run& run : runs_) run.covers.reset();
+  }
+
   // ---- eviction policy
   EvictionOrder& order() { return order_; }
 

@@ -60,18 +60,23 @@ PageCounts pages_to_take(const Sequence& sequence, const Memory& memory, const k
 
 Result<RegroupPrice> price_regroup(const Sequence& sequence, const Memory& memory, const GroupingWish& wish) {
   const Limits& limits = memory.limits();
-  TRY_VOID(kv::validate_decode(wish.decode, limits.rank_count));
+  TRY_VOID(kv::validate_decode(wish.decode, limits.places()));
   TRY_VOID(kv::validate_mechanisms(wish.mechanisms, wish.decode));
   std::vector<int> ranks = placement_choices(limits, wish.decode);
   const Placement& now = sequence.target();
   if (wish.decode.kind == kv::DecodeKind::kDp && now.grouping.width == wish.decode.width) {
     ranks = {now.grouping.base};
   }
+  return price_placement(sequence, memory, wish, ranks);
+}
+
+Result<RegroupPrice> price_placement(const Sequence& sequence, const Memory& memory, const GroupingWish& wish,
+                                     const std::vector<int>& bases) {
   RegroupPrice best;
   int64_t best_slack = std::numeric_limits<int64_t>::min();
-  for (const int rank : ranks) {
+  for (const int base : bases) {
     const RegroupPrice price =
-        price_of(sequence, memory, placement_of(limits, wish.decode, wish.index, rank));
+        price_of(sequence, memory, placement_of(memory.limits(), wish.decode, wish.index, base));
     const int64_t slack = slack_of(sequence, memory, price.need);
     if (slack > best_slack) {
       best = price;

@@ -27,6 +27,10 @@ PageCounts pages_to_take(const Sequence& sequence, const Memory& memory, const k
 // sequence that is in such a group already stays there. kResourceExhausted names pages needed and free.
 Result<RegroupPrice> price_regroup(const Sequence& sequence, const Memory& memory, const GroupingWish& wish);
 
+// The same of the groups with these first ranks, for a wish that fits.
+Result<RegroupPrice> price_placement(const Sequence& sequence, const Memory& memory, const GroupingWish& wish,
+                                     const std::vector<int>& bases);
+
 // Accepts a price just computed.
 void accept_regroup(Sequence& sequence, Memory& memory, const RegroupPrice& price);
 

@@ -65,6 +65,7 @@ struct Counters {
   int64_t duplicate_acknowledgements = 0;  // of a rank that had acknowledged the step already
   int64_t late_acknowledgements = 0;       // of a step that is not in flight
   int64_t evicted_blocks = 0;
+  int64_t topology_changes = 0;
   int64_t passes = 0;  // requests that came in before an earlier one which found no room
 };
 

@@ -196,7 +196,8 @@ void ClientService::client_gone(const ClientIdentity& client) {
 
 void ClientService::generate(const ClientIdentity& client, uint64_t tag,
                              const wire::GenerateRequest& request) {
-  auto checked = validate_request(request, model_, defaults_, engine_->plane().limits().rank_count);
+  const int places = engine_->plane().limits().places();
+  auto checked = validate_request(request, model_, controlplane::fitted(defaults_, places), places);
   if (!checked) {
     Error failure = checked.error();
     if (failure.code == ErrorCode::kUnsupported && !no_tokenizer_.empty())

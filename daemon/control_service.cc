@@ -1,5 +1,7 @@
 #include "daemon/control_service.h"
 
+#include <ctime>
+
 #include "daemon/explain.h"
 #include "daemon/validate.h"
 #include "kv/page_pool.h"
@@ -17,6 +19,17 @@ wire::ControlReply error_reply(const Error& failure) {
 }
 
 Error not_ready() { return error(ErrorCode::kFailedPrecondition, "the model is still being loaded"); }
+
+constexpr int64_t kHistoryLines = 100;
+
+std::string utc_time(int64_t ms) {
+  const std::time_t at = ms / 1000;
+  std::tm parts{};
+  ::gmtime_r(&at, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
 
 Error no_such_request(uint64_t id) {
   return error(ErrorCode::kNotFound, "no request " + std::to_string(id), "request");
@@ -86,10 +99,13 @@ void ControlService::handle(const wire::ControlRequest& request, ControlEndpoint
     case wire::ControlRequest::kPins:
       return view.engine == nullptr ? reply(error_reply(not_ready())) : reply(pins());
     case wire::ControlRequest::kDrain:
+      return view.topology->drain(request.drain(), std::move(reply));
     case wire::ControlRequest::kAddWorker:
+      return view.topology->add(request.add_worker(), std::move(reply));
     case wire::ControlRequest::kRemoveWorker:
+      return view.topology->remove(request.remove_worker(), std::move(reply));
     case wire::ControlRequest::kHistory:
-      return reply(error_reply(error(ErrorCode::kUnsupported, "not in this version")));
+      return answer(history(request.history()));
     case wire::ControlRequest::BODY_NOT_SET:
       break;
   }
@@ -110,7 +126,7 @@ wire::ControlReply ControlService::status() const {
   status->set_state(state());
   status->set_model(view.options->model_name);
   status->set_model_type(model.model_type());
-  status->set_workers(static_cast<uint32_t>(view.options->workers));
+  status->set_workers(static_cast<uint32_t>(view.fleet->topology().count()));
   status->set_epoch(number(view.fleet->epoch()));
   status->set_uptime_ns(as_unsigned((loop_.now() - view.started).count()));
   set_grouping(*view.defaults, status);
@@ -154,7 +170,8 @@ wire::ControlReply ControlService::status() const {
   status->set_accepted_tokens(as_unsigned(counters.accepted_tokens));
   status->set_steps(view.engine->metrics().steps);
   fill_crossed(view.engine->metrics().crossed, status->mutable_crossed());
-  for (int rank = 0; rank < view.options->workers; ++rank) {
+  for (int rank = 0; rank < view.fleet->rank_count(); ++rank) {
+    if (!view.fleet->has_worker(rank)) continue;
     wire::PoolStatus* pool = status->add_pools();
     pool->set_rank(static_cast<uint32_t>(rank));
     fill_pool(plane, kv::Stream::kEntries, rank, pool->mutable_entries());
@@ -229,11 +246,13 @@ ControlService::Answer ControlService::cancel(const wire::CancelRequest& request
 
 wire::ControlReply ControlService::workers() const {
   wire::ControlReply reply;
-  for (int rank = 0; rank < view.options->workers; ++rank) {
+  for (int rank = 0; rank < view.fleet->rank_count(); ++rank) {
     const WorkerFleet::Status status = view.fleet->status(rank);
+    if (!view.fleet->has_worker(rank) && status.last_exit.empty()) continue;  // there never was one
     wire::WorkerStatus* to = reply.mutable_workers()->add_workers();
     to->set_rank(static_cast<uint32_t>(rank));
-    to->set_state(worker_state_name(status.state));
+    const bool drained = status.state == WorkerState::kReady && !status.takes_part;
+    to->set_state(drained ? "drained" : worker_state_name(status.state));
     to->set_pid(static_cast<uint32_t>(status.pid));
     to->set_restarts(status.restarts);
     to->set_last_exit(status.last_exit);
@@ -301,11 +320,27 @@ void ControlService::pinned(const controlplane::PinNotice& notice) {
   pin_changes_.erase(found);
 }
 
+// ---- history
+
+ControlService::Answer ControlService::history(const wire::HistoryRequest& request) const {
+  TRY(const auto lines, view.journal->history(request.limit() == 0 ? kHistoryLines : request.limit()));
+  wire::ControlReply reply;
+  wire::HistoryReply* history = reply.mutable_history();
+  for (const Journal::HistoryLine& line : lines) {
+    wire::HistoryLine* to = history->add_lines();
+    to->set_time(utc_time(line.at_ms));
+    to->set_epoch(number(line.epoch));
+    to->set_what(line.detail.empty() ? line.command : line.command + " " + line.detail);
+    to->set_outcome(line.outcome.value_or("not done"));
+  }
+  return reply;
+}
+
 // ---- regroup
 
 Result<controlplane::GroupingWish> ControlService::set_defaults(const wire::RegroupRequest& request) {
   TRY(const controlplane::GroupingWish wish,
-      validate_grouping(grouping_text(request), *view.defaults, view.options->workers));
+      validate_grouping(grouping_text(request), *view.defaults, view.fleet->topology().count()));
   if (request.dry_run()) return wish;
   // Remembered first: defaults that could not be written down are not taken.
   const GroupingText text = grouping_text(wish);
@@ -319,7 +354,7 @@ Result<controlplane::GroupingWish> ControlService::set_defaults(const wire::Regr
 
 void ControlService::regroup(const wire::RegroupRequest& request, ControlEndpoint::Reply reply) {
   if (view.engine == nullptr) return reply(error_reply(not_ready()));
-  const auto wish = validate_grouping(grouping_text(request), {}, view.options->workers);
+  const auto wish = validate_grouping(grouping_text(request), {}, view.fleet->topology().count());
   if (!wish) return reply(error_reply(wish.error()));
   if (grouping_text(request).empty()) {
     return reply(error_reply(
@@ -421,7 +456,7 @@ int64_t ControlService::begin(const std::string& command, const std::string& det
 
 void ControlService::end(int64_t id, const std::string& outcome) {
   if (id == 0) return;
-  if (auto ended = view.journal->end_command(id, outcome); !ended) {
+  if (auto ended = view.journal->end_command(id, outcome, view.fleet->epoch()); !ended) {
     log_.error("journal_failed", {{"reason", ended.error().text()}});
   }
 }

@@ -1,4 +1,5 @@
-// Answers weftctl: status, requests, explain, regroup, cancel, workers, version, shutdown, record.
+// Answers weftctl: status, requests, explain, regroup, cancel, workers, version, shutdown, record, history;
+// drain, workers add and remove through the topology service.
 //
 // Reads snapshots of the other parts and posts events to the engine; holds only the regroup commands that
 // wait for their notices. Commands that change something are journalled with their outcome. Loop thread only.
@@ -12,6 +13,7 @@
 #include "daemon/engine.h"
 #include "daemon/journal.h"
 #include "daemon/options.h"
+#include "daemon/topology_service.h"
 #include "daemon/worker_fleet.h"
 #include "proto/control.pb.h"
 
@@ -22,6 +24,7 @@ struct ControlView {
   const Options* options = nullptr;
   const WorkerFleet* fleet = nullptr;
   Engine* engine = nullptr;
+  TopologyService* topology = nullptr;
   Journal* journal = nullptr;
   controlplane::GroupingWish* defaults = nullptr;
   std::string client_address;
@@ -62,6 +65,7 @@ class ControlService {
   Answer record(const wire::RecordRequest& request);
   wire::ControlReply pins() const;
   void change_pins(const std::string& command, uint64_t which, ControlEndpoint::Reply reply);
+  Answer history(const wire::HistoryRequest& request) const;
   void regroup(const wire::RegroupRequest& request, ControlEndpoint::Reply reply);
   void finish_regroup(Regroup& regroup);
   // The defaults as the request wants them; taken, unless it is a dry run.

@@ -22,6 +22,7 @@ Daemon::Daemon(const Options& options, const EventLog& log)
       log_(log),
       fleet_(loop_, log, options, SupervisorLimits{}, *this),
       clients_(loop_, log, options.stall_limit, defaults_),
+      topology_(log, fleet_),
       control_(loop_, log, [this] { stop("weftctl stop"); }) {}
 
 Daemon::~Daemon() = default;
@@ -52,6 +53,8 @@ Result<void> Daemon::open() {
   control_.view.options = &options_;
   control_.view.fleet = &fleet_;
   control_.view.journal = &*journal_;
+  control_.view.topology = &topology_;
+  topology_.journal = &*journal_;
   control_.view.defaults = &defaults_;
   control_.view.client_address = client_endpoint_->address();
   control_.view.started = loop_.now();
@@ -106,30 +109,27 @@ void Daemon::restore_defaults() {
 }
 
 void Daemon::write_configuration() {
-  const auto keep = [&](const Result<void>& written) {
-    if (!written) log_.error("journal_failed", {{"reason", written.error().text()}});
-  };
-  keep(journal_->set_configuration({{"model", options_.model_folder},
-                                    {"model_name", options_.model_name},
-                                    {"workers", std::to_string(options_.workers)},
-                                    {"threads_per_worker", std::to_string(options_.threads_per_worker)},
-                                    {"block_tokens", std::to_string(options_.block_tokens)},
-                                    {"pool_tokens", std::to_string(options_.pool_tokens)},
-                                    {"pool_bytes", std::to_string(options_.pool_bytes)},
-                                    {"max_context", std::to_string(options_.max_context)},
-                                    {"max_step_rows", std::to_string(options_.max_step_rows)},
-                                    {"experts", options_.split_experts ? "split" : "whole"},
-                                    {"cache_dtype", cache_dtype_name(options_.cache.entries)},
-                                    {"index_cache", options_.cache.index_name()},
-                                    {"client_endpoint", client_endpoint_->address()},
-                                    {"control_socket", options_.control_socket},
-                                    {"version", kVersion}}));
+  journal(journal_->set_configuration({{"model", options_.model_folder},
+                                       {"model_name", options_.model_name},
+                                       {"workers", std::to_string(options_.workers)},
+                                       {"threads_per_worker", std::to_string(options_.threads_per_worker)},
+                                       {"block_tokens", std::to_string(options_.block_tokens)},
+                                       {"pool_tokens", std::to_string(options_.pool_tokens)},
+                                       {"pool_bytes", std::to_string(options_.pool_bytes)},
+                                       {"max_context", std::to_string(options_.max_context)},
+                                       {"max_step_rows", std::to_string(options_.max_step_rows)},
+                                       {"experts", options_.split_experts ? "split" : "whole"},
+                                       {"cache_dtype", cache_dtype_name(options_.cache.entries)},
+                                       {"index_cache", options_.cache.index_name()},
+                                       {"client_endpoint", client_endpoint_->address()},
+                                       {"control_socket", options_.control_socket},
+                                       {"version", kVersion}}));
   const GroupingText defaults = grouping_text(defaults_);
-  keep(journal_->set_wanted({{"workers", std::to_string(options_.workers)},
-                             {"prefill", defaults.prefill},
-                             {"decode", defaults.decode},
-                             {"index", defaults.index},
-                             {"mechanisms", defaults.mechanisms}}));
+  journal(journal_->set_wanted({{"workers", std::to_string(options_.workers)},
+                                {"prefill", defaults.prefill},
+                                {"decode", defaults.decode},
+                                {"index", defaults.index},
+                                {"mechanisms", defaults.mechanisms}}));
 }
 
 void Daemon::stop(const std::string& why) {
@@ -142,6 +142,7 @@ void Daemon::stop(const std::string& why) {
   client_endpoint_->stop_accepting();
   client_endpoint_->set_linger(kLinger);
   clients_.stop();
+  topology_.stop();
   fleet_.stop();
 }
 
@@ -149,7 +150,9 @@ void Daemon::stop(const std::string& why) {
 
 Result<ArenaSizes> Daemon::size_arenas(const wire::ModelDescription& model) {
   TRY(sizing_, size_everything(options_, model));
-  TRY_VOID(check_fits_memory(sizing_->arenas, pool_option_of(options_), available_memory()));
+  ArenaSizes at_start = sizing_->arenas;  // nobody touches the pools of workers that are not there
+  at_start.pool_pages.resize(static_cast<size_t>(options_.workers));
+  TRY_VOID(check_fits_memory(at_start, pool_option_of(options_), available_memory()));
   return sizing_->arenas;
 }
 
@@ -166,8 +169,14 @@ void Daemon::arenas_made(kv::ControlArena& control, int results_fd) {
 
 void Daemon::epoch_began(Epoch epoch) {
   engine_->epoch_began(epoch);
+  topology_.epoch_began(epoch);
+  if (const int64_t line = std::exchange(recovery_, 0); line != 0) {
+    journal(journal_->end_command(line, "ok", epoch));
+  }
   if (std::exchange(ready_, true)) return;
   control_.view.engine = engine_.get();
+  topology_.engine = engine_.get();
+  topology_.sizes = &sizing_->arenas;
   clients_.serve(*engine_, sizing_->model, sizing_->cache_format, tokenizer_, no_tokenizer_);
   print_ready();
 }
@@ -187,7 +196,17 @@ void Daemon::print_ready() {
   std::fflush(stdout);
 }
 
-Duration Daemon::epoch_lost(Epoch, const std::string&) { return engine_->epoch_lost(); }
+Duration Daemon::epoch_lost(Epoch, const std::string& reason) {
+  if (!stopping_ && !topology_.changes_epoch() && recovery_ == 0) {
+    const auto line = journal_->begin_command("recovery", reason);
+    if (line) recovery_ = *line;
+  }
+  return engine_->epoch_lost();
+}
+
+void Daemon::journal(const Result<void>& written) {
+  if (!written) log_.error("journal_failed", {{"reason", written.error().text()}});
+}
 
 void Daemon::worker_started(int rank) {
   if (engine_ != nullptr) engine_->worker_started(rank);

@@ -20,6 +20,7 @@
 #include "daemon/options.h"
 #include "daemon/sizing.h"
 #include "daemon/socket_path.h"
+#include "daemon/topology_service.h"
 #include "daemon/worker_fleet.h"
 
 namespace weft::daemon {
@@ -39,6 +40,7 @@ class Daemon : private FleetListener, private EngineListener {
   Result<void> make_socket_folders();
   void restore_defaults();
   void write_configuration();
+  void journal(const Result<void>& written);
   void print_ready();
 
   // ---- FleetListener
@@ -47,6 +49,9 @@ class Daemon : private FleetListener, private EngineListener {
   void epoch_began(Epoch epoch) override;
   Duration epoch_lost(Epoch epoch, const std::string& reason) override;
   void worker_started(int rank) override;
+  void worker_waits(int rank) override { topology_.worker_waits(rank); }
+  void worker_failed(int rank, const Error& why) override { topology_.worker_failed(rank, why); }
+  void worker_stopped(int rank) override { topology_.worker_stopped(rank); }
   void fleet_failed(const Error& failure) override;
   void fleet_stopped() override;
 
@@ -61,6 +66,7 @@ class Daemon : private FleetListener, private EngineListener {
   }
   void regrouped(const controlplane::RegroupedNotice& notice) override { control_.regrouped(notice); }
   void pinned(const controlplane::PinNotice& notice) override { control_.pinned(notice); }
+  void topology(const controlplane::TopologyNotice& notice) override { topology_.decided(notice); }
   void rank_hung(int rank, const std::string& why) override { fleet_.hung(rank, why); }
   void step_done() override { fleet_.step_done(); }
 
@@ -75,7 +81,9 @@ class Daemon : private FleetListener, private EngineListener {
   WorkerFleet fleet_;
   std::unique_ptr<Engine> engine_;
   ClientService clients_;
+  TopologyService topology_;
   ControlService control_;
+  int64_t recovery_ = 0;                     // line of the journal
   std::vector<OwnedFolder> socket_folders_;  // outlive the sockets
   std::unique_ptr<ClientEndpoint> client_endpoint_;
   std::unique_ptr<ControlEndpoint> control_endpoint_;

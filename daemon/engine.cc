@@ -24,6 +24,12 @@ const controlplane::Span* span_of(const controlplane::Plan& plan, const wire::Sp
   return found == plan.spans.end() ? nullptr : &*found;
 }
 
+bool copies_for(const controlplane::Plan& plan, const wire::SpanMeter& meter) {
+  return std::any_of(plan.copies.begin(), plan.copies.end(), [&](const controlplane::PageCopy& copy) {
+    return number(copy.request) == meter.request();
+  });
+}
+
 }  // namespace
 
 Engine::Engine(Loop& loop, const EventLog& log, const controlplane::Limits& limits, kv::ControlArena& control,
@@ -46,6 +52,7 @@ Engine::Engine(Loop& loop, const EventLog& log, const controlplane::Limits& limi
                      }),
       look_timer_(loop, [this] { look(); }),
       deadline_timer_(loop, [this] { schedule_turn(); }) {
+  book_.set_places(plane_.limits().places());
   results_watch_.start(kReadable);
   look_timer_.start(Watchdog::kLookInterval, Watchdog::kLookInterval);
 }
@@ -116,6 +123,12 @@ void Engine::dispatch(const std::vector<controlplane::Notice>& notices) {
       listener_.regrouped(*regrouped);
     } else if (const auto* pinned = std::get_if<controlplane::PinNotice>(&notice)) {
       listener_.pinned(*pinned);
+    } else if (const auto* topology = std::get_if<controlplane::TopologyNotice>(&notice)) {
+      if (topology->error.code == ErrorCode::kOk) {
+        epoch_.reset();
+        book_.set_places(rank_count_of(topology->ranks));
+      }
+      listener_.topology(*topology);
     }
   }
 }
@@ -188,9 +201,11 @@ Duration Engine::epoch_lost() {
 
 // ---- results
 
-bool Engine::InFlight::done(int rank_count) const {
-  return std::all_of(results.begin(), results.begin() + rank_count,
-                     [](const auto& r) { return r.has_value(); });
+bool Engine::InFlight::done() const {
+  for (RankMask left = plan.ranks; left != 0; left &= left - 1) {
+    if (!results[static_cast<size_t>(lowest_rank(left))]) return false;
+  }
+  return true;
 }
 
 void Engine::collect() {
@@ -219,7 +234,9 @@ bool Engine::accept(int rank, const std::vector<std::byte>& bytes) {
     if (sample.span() >= spans) return false;
   }
   for (const wire::SpanMeter& meter : result.meters()) {
-    if (span_of(flight->plan, meter) == nullptr || meter.crossed_size() > kv::kCrossKinds) return false;
+    const bool known = span_of(flight->plan, meter) != nullptr ||
+                       (meter.span() == kNoSpan && copies_for(flight->plan, meter));
+    if (!known || meter.crossed_size() > kv::kCrossKinds) return false;
   }
   compare_with_earlier_attempts(*flight, result);
   flight->results[static_cast<size_t>(rank)] = std::move(result);
@@ -240,7 +257,7 @@ void Engine::compare_with_earlier_attempts(const InFlight& flight, const wire::S
 }
 
 void Engine::finish_done_steps() {
-  while (!in_flight_.empty() && in_flight_.front().done(ranks())) {
+  while (!in_flight_.empty() && in_flight_.front().done()) {
     InFlight flight = std::move(in_flight_.front());
     in_flight_.pop_front();
     finish_step(flight);
@@ -254,14 +271,14 @@ void Engine::finish_step(InFlight& flight) {
   const Time now = loop_.now();
   // A plan waits in the ring while the one before it runs.
   book_.step_done(flight.plan, now - std::max(flight.published, std::exchange(last_done_, now)), now);
-  for (int rank = 0; rank < ranks(); ++rank) {
+  controlplane::for_each_rank(flight.plan.ranks, [&](int rank) {
     controlplane::StepAcknowledged event{flight.plan.step, rank, {}};
     for (const wire::SampledToken& sample : flight.results[static_cast<size_t>(rank)]->samples()) {
       event.samples.push_back({flight.plan.spans[sample.span()].request, sample.sample_index(),
                                sample.token(), sample.not_finite()});
     }
     events_.emplace_back(std::move(event));
-  }
+  });
   const auto events = std::exchange(events_, {});
   const auto notices = plane_.handle(now, events);
   // Before the notices: the step's digests belong to requests that its tokens may end.
@@ -280,7 +297,7 @@ void Engine::tell_digests(const InFlight& flight, const std::vector<controlplane
     const auto* drafts = std::get_if<controlplane::DraftNotice>(&notice);
     if (drafts != nullptr) first_wrong[drafts->request] = drafts->start + drafts->accepted + 1;
   }
-  for (int rank = 0; rank < ranks(); ++rank) {
+  controlplane::for_each_rank(flight.plan.ranks, [&](int rank) {
     for (const wire::Digest& digest : flight.results[static_cast<size_t>(rank)]->digests()) {
       const RequestId request{digest.request()};
       const auto position = static_cast<int64_t>(digest.position());
@@ -288,11 +305,11 @@ void Engine::tell_digests(const InFlight& flight, const std::vector<controlplane
       if (wrong == first_wrong.end() || position < wrong->second)
         listener_.digest(request, position, digest.sha256());
     }
-  }
+  });
 }
 
 void Engine::meter(const InFlight& flight) {
-  for (int rank = 0; rank < ranks(); ++rank) {
+  controlplane::for_each_rank(flight.plan.ranks, [&](int rank) {
     const wire::StepResult& result = *flight.results[static_cast<size_t>(rank)];
     auto& own = metrics_.ranks[static_cast<size_t>(rank)];
     ++own.steps;
@@ -304,9 +321,13 @@ void Engine::meter(const InFlight& flight) {
         bytes.by_kind[static_cast<size_t>(kind)] = static_cast<int64_t>(line.crossed(kind));
       }
       metrics_.crossed += bytes;
-      book_.crossed(*span_of(flight.plan, line), bytes);
+      if (const controlplane::Span* span = span_of(flight.plan, line)) {
+        book_.crossed(*span, bytes);
+      } else {
+        book_.moved(RequestId{line.request()}, bytes);
+      }
     }
-  }
+  });
 }
 
 // ---- watching
@@ -324,7 +345,7 @@ void Engine::look() {
   std::optional<Duration> allowance;
   if (epoch_ && !in_flight_.empty()) allowance = in_flight_.front().allowance;
   const RankMask hung = watchdog_.look(loop_.now(), std::span(progress.data(), static_cast<size_t>(ranks())),
-                                       beating ? beating() : 0, allowance);
+                                       beating ? beating() : 0, allowance, plane_.limits().active().ranks());
   for (int rank = 0; rank < ranks(); ++rank) {
     if (holds(hung, rank)) listener_.rank_hung(rank, "shows no progress");
   }

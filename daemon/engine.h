@@ -38,6 +38,8 @@ class EngineListener {
   virtual void regrouped(const controlplane::RegroupedNotice& notice) = 0;
   virtual void pinned(const controlplane::PinNotice& notice) = 0;
   virtual void step_done() = 0;  // by all ranks
+  // Without an error: no plan is published before the next epoch has begun, which is of these ranks.
+  virtual void topology(const controlplane::TopologyNotice& notice) = 0;
   // A worker broke its contract or does not move.
   virtual void rank_hung(int rank, const std::string& why) = 0;
 };
@@ -88,7 +90,7 @@ class Engine {
     int lost_epochs = 0;
     std::array<std::optional<wire::StepResult>, kMaxRanks> results;
     std::vector<std::pair<uint32_t, uint32_t>> drawn;  // (sample index, token) of earlier attempts
-    bool done(int rank_count) const;
+    bool done() const;
   };
 
   void schedule_turn();
@@ -105,7 +107,7 @@ class Engine {
   void tell_digests(const InFlight& flight, const std::vector<controlplane::Notice>& notices);
   void meter(const InFlight& flight);
   void look();
-  int ranks() const { return plane_.limits().rank_count; }
+  int ranks() const { return plane_.limits().rank_count; }  // that there may be
 
   Loop& loop_;
   const EventLog& log_;

@@ -22,7 +22,7 @@ kv::CostModel cost_model(const controlplane::Limits& limits, const wire::ModelDe
   cost.window_layers = static_cast<int64_t>(model.window_layers());
   cost.dense_segments = model.dense_segments();
   cost.moe_segments = model.moe_segments();
-  cost.rank_count = limits.rank_count;
+  cost.rank_count = limits.places();
   return cost;
 }
 
@@ -31,7 +31,7 @@ struct Subject {
   kv::CostModel model;
   int64_t tokens = 0;
   int origin = 0;
-  int rank_count = 1;
+  kv::Topology ranks;
 };
 
 // One decode step of it, sampled at rank 0: vocabulary slices differ by a row, so "rows" differs by a few
@@ -60,7 +60,7 @@ bool fill_step(const Subject& subject, const kv::CostSpan& span, Line* to) {
 
 kv::StoredBytes stored_under(const Subject& subject, const controlplane::Placement& placement) {
   return kv::stored_bytes(subject.model.geometry, placement.residency, subject.tokens, subject.origin,
-                          subject.rank_count);
+                          subject.ranks.count());
 }
 
 // Measured when it last decoded under such a grouping, dp on whichever rank; 0: it never did.
@@ -87,7 +87,7 @@ Subject subject_of(const RequestRecord& record, const controlplane::ControlPlane
   const bool running = snapshot && snapshot->state != controlplane::RequestState::kWaiting;
   return {cost_model(plane.limits(), model),
           running ? snapshot->computed_tokens : record.prompt_tokens + record.completion_tokens,
-          running ? snapshot->origin : 0, plane.limits().rank_count};
+          running ? snapshot->origin : 0, plane.limits().active()};
 }
 
 }  // namespace
@@ -102,11 +102,11 @@ void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& p
   const int dp_rank = running ? snapshot->placement.grouping.base : 0;
   const controlplane::GroupingWish asked_for = running ? snapshot->wish : record.wish;
   std::vector<kv::IndexWish> indexes = {kv::IndexKind::kCopied};
-  if (limits.uses(kv::Stream::kIndexKeys) && limits.rank_count > 1) {
+  if (limits.uses(kv::Stream::kIndexKeys) && limits.places() > 1) {
     indexes.push_back(kv::IndexKind::kSplit);
     if (asked_for.index.c != 0) indexes.push_back(asked_for.index);
   }
-  for (const kv::DecodeWish wish : kv::decode_wishes(limits.rank_count)) {
+  for (const kv::DecodeWish wish : kv::decode_wishes(limits.places())) {
     for (const kv::IndexWish index : indexes) {
       const bool one_rank = wish.kind == kv::DecodeKind::kDp && wish.width == 1;
       if (one_rank && !(index == kv::IndexKind::kCopied)) continue;  // the same
@@ -117,7 +117,10 @@ void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& p
       // On one rank the index is where the entries are, whatever was asked for.
       line->set_present(running && (one_rank ? snapshot->placement.grouping == placement.grouping
                                              : snapshot->placement == placement));
-      fill_stored(stored_under(subject, placement), limits.rank_count, line->mutable_stored());
+      fill_stored(stored_under(subject, placement), subject.ranks.count(), line->mutable_stored());
+      for (wire::RankStored& stored : *line->mutable_stored()) {
+        stored.set_rank(static_cast<uint32_t>(subject.ranks.rank(static_cast<int>(stored.rank()))));
+      }
       fill_step(subject, decode_step(subject, placement, asked_for.mechanisms), line);
       line->set_step_ns(static_cast<uint64_t>(latest_step_ns(record, placement)));
       if (!running) continue;
@@ -143,9 +146,9 @@ void add_line(const Subject& subject, const char* phase, const std::string& name
   line->set_present(present);
   line->set_at_most(fill_step(subject, span, line));
   const kv::StoredBytes stored = kv::stored_bytes(subject.model.geometry, span.residency, subject.tokens,
-                                                  subject.origin, subject.rank_count);
+                                                  subject.origin, subject.ranks.count());
   int64_t most = 0;
-  for (size_t rank = 0; rank < static_cast<size_t>(subject.rank_count); ++rank) {
+  for (size_t rank = 0; rank < static_cast<size_t>(subject.ranks.count()); ++rank) {
     most = std::max(most, stored[0][rank] + stored[1][rank]);
   }
   line->set_stored(static_cast<uint64_t>(most));
@@ -188,7 +191,7 @@ void fill_prefill_mechanisms(const Subject& subject, const controlplane::Limits&
     span.mechanisms.context = passes ? kv::ContextPath::kPassQ : kv::ContextPath::kPassKv;
   };
   const auto split_of = [&](kv::Split split) {
-    return controlplane::chunk_split(split, chunk.rows, false, limits.rank_count);
+    return controlplane::chunk_split(split, chunk.rows, false, limits.places());
   };
   for (int i = 0; i < kv::kSplits; ++i) {
     kv::CostSpan span = chunk;
@@ -218,7 +221,7 @@ void fill_mechanisms(const RequestRecord& record, const controlplane::ControlPla
                      const wire::ModelDescription& model,
                      google::protobuf::RepeatedPtrField<wire::MechanismCost>* to) {
   const controlplane::Limits& limits = plane.limits();
-  if (limits.rank_count == 1) return;
+  if (limits.places() == 1) return;
   const Subject subject = subject_of(record, plane, model);
   const auto snapshot = plane.request(record.id);
   const bool running = snapshot && snapshot->state != controlplane::RequestState::kWaiting;

@@ -23,9 +23,11 @@ constexpr const char* kSchema = R"sql(
     command TEXT NOT NULL,
     detail TEXT NOT NULL,
     outcome TEXT,
-    done_ms INTEGER
+    done_ms INTEGER,
+    epoch INTEGER
   ) STRICT;
 )sql";
+constexpr const char* kFromVersion1 = "ALTER TABLE command ADD COLUMN epoch INTEGER;";
 
 int64_t now_ms() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -123,12 +125,12 @@ Result<void> migrate(sqlite3* database) {
   TRY_VOID(execute(database, "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"));
   TRY(const int64_t version, schema_version(database));
   if (version == Journal::kSchemaVersion) return {};
-  if (version != 0) {
+  if (version != 0 && version != 1) {
     return error(ErrorCode::kUnsupported, "journal version " + std::to_string(version) +
                                               "; this daemon knows " +
                                               std::to_string(Journal::kSchemaVersion));
   }
-  const std::string all = std::string("BEGIN IMMEDIATE;") + kSchema +
+  const std::string all = std::string("BEGIN IMMEDIATE;") + (version == 0 ? kSchema : kFromVersion1) +
                           "PRAGMA user_version=" + std::to_string(Journal::kSchemaVersion) + ";COMMIT;";
   return execute(database, all.c_str());
 }
@@ -213,12 +215,31 @@ Result<int64_t> Journal::begin_command(const std::string& command, const std::st
   return static_cast<int64_t>(sqlite3_last_insert_rowid(database_.get()));
 }
 
-Result<void> Journal::end_command(int64_t id, const std::string& outcome) {
-  return Statement(database_.get(), "UPDATE command SET outcome = ?, done_ms = ? WHERE id = ?")
+Result<void> Journal::end_command(int64_t id, const std::string& outcome, Epoch epoch) {
+  return Statement(database_.get(), "UPDATE command SET outcome = ?, done_ms = ?, epoch = ? WHERE id = ?")
       .bind(outcome)
       .bind(now_ms())
+      .bind(int64_t{number(epoch)})
       .bind(id)
       .run();
+}
+
+Result<std::vector<Journal::HistoryLine>> Journal::history(int64_t limit) const {
+  Statement statement(database_.get(),
+                      "SELECT at_ms, ifnull(epoch, 0), command, detail, outcome IS NULL, outcome FROM "
+                      "(SELECT * FROM command ORDER BY id DESC LIMIT ?) ORDER BY id");
+  statement.bind(limit);
+  std::vector<HistoryLine> lines;
+  for (;;) {
+    TRY(const bool row, statement.step());
+    if (!row) return lines;
+    HistoryLine& line = lines.emplace_back();
+    line.at_ms = statement.integer(0);
+    line.epoch = Epoch{static_cast<uint32_t>(statement.integer(1))};
+    line.command = statement.text(2);
+    line.detail = statement.text(3);
+    if (statement.integer(4) == 0) line.outcome = statement.text(5);
+  }
 }
 
 }  // namespace weft::daemon

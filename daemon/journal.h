@@ -1,9 +1,9 @@
 // The journal of intent: what the daemon was told to be, in a SQLite file of the state folder.
 //
 // Holds the configuration of the present run, the wanted topology (worker count, default groupings) and the
-// history of the last kCommandsKept commands with their outcomes (older ones go at the next start). Requests
-// are not in it: a daemon's crash ends streams. The state folder belongs to one daemon at a time, by a lock
-// that dies with it. Loop thread only; a write takes about a millisecond.
+// history of the last kCommandsKept commands and recoveries with their outcomes (older ones go at the next
+// start). Requests are not in it: a daemon's crash ends streams. The state folder belongs to one daemon at a
+// time, by a lock that dies with it. Loop thread only; a write takes about a millisecond.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kv/shared_memory.h"
+#include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
 
 struct sqlite3;
@@ -22,7 +24,7 @@ namespace weft::daemon {
 
 class Journal {
  public:
-  static constexpr int kSchemaVersion = 1;
+  static constexpr int kSchemaVersion = 2;
   static constexpr int64_t kCommandsKept = 10'000;
 
   // Makes the folder if needed, takes its lock, opens and migrates the file. kFailedPrecondition: another
@@ -42,7 +44,16 @@ class Journal {
 
   // A command without an outcome: the daemon died before it was done.
   Result<int64_t> begin_command(const std::string& command, const std::string& detail);
-  Result<void> end_command(int64_t id, const std::string& outcome);
+  // `epoch`: the one it was done in, or that it began; 0: none.
+  Result<void> end_command(int64_t id, const std::string& outcome, Epoch epoch = Epoch{0});
+  struct HistoryLine {
+    int64_t at_ms = 0;  // since 1970
+    Epoch epoch{};
+    std::string command, detail;
+    std::optional<std::string> outcome;
+  };
+  // The last `limit` lines, newest last.
+  Result<std::vector<HistoryLine>> history(int64_t limit) const;
 
  private:
   struct Close {

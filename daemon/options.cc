@@ -46,6 +46,12 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->type_name("N")
       ->check(between(int64_t{1}, int64_t{kMaxRanks}))
       ->capture_default_str();
+  app.add_option(
+         "--max-workers", options.max_workers,
+         "worker processes that there may ever be: weftctl workers add brings further ones in (default: "
+         "--workers)")
+      ->type_name("N")
+      ->check(between(int64_t{1}, int64_t{kMaxRanks}));
   app.add_option("--devices", raw.devices,
                  "one device per worker, as cpu or cpu:CORES, comma separated: cpu:0,cpu:1-3. "
                  "Default: all workers share the CPU, unpinned")
@@ -233,32 +239,11 @@ Result<uint32_t> parse_core(const std::string& text) {
   return core;
 }
 
-Result<Device> parse_device(const std::string& text) {
-  Device device{text, {}};
-  if (text == "cpu") return device;
-  if (text.rfind("cuda", 0) == 0) {
-    return error(
-        ErrorCode::kUnsupported,
-        "this build's workers compute on CPUs; CUDA devices are listed (--list-devices) but not served "
-        "yet, so not '" +
-            text + "'",
-        "--devices");
-  }
-  if (text.rfind("cpu:", 0) != 0)
-    return bad_option("devices", "'" + text + "' is not a device; use cpu, cpu:0 or cpu:0-3");
-  const std::string cores = text.substr(4);
-  const size_t dash = cores.find('-');
-  TRY(const uint32_t first, parse_core(cores.substr(0, dash)));
-  uint32_t last = first;
-  if (dash != std::string::npos) {
-    TRY(last, parse_core(cores.substr(dash + 1)));
-  }
-  if (last < first) return bad_option("devices", "'" + text + "': the range is empty");
-  for (uint32_t core = first; core <= last; ++core) device.cores.push_back(core);
-  return device;
-}
-
 Result<void> check_devices(const RawOptions& raw, Options& options) {
+  if (options.max_workers > 0 && options.max_workers < options.workers) {
+    return bad_option("max-workers", std::to_string(options.max_workers) + " is below --workers " +
+                                         std::to_string(options.workers));
+  }
   if (raw.devices.empty()) {
     options.devices.assign(static_cast<size_t>(options.workers), Device{});
   } else {
@@ -437,6 +422,31 @@ Duration from_seconds(double value) { return Duration(static_cast<int64_t>(value
 
 const char* pool_option_of(const Options& options) {
   return options.pool_tokens > 0 ? "--pool-tokens" : "--pool-bytes";
+}
+
+Result<Device> parse_device(const std::string& text) {
+  Device device{text, {}};
+  if (text == "cpu") return device;
+  if (text.rfind("cuda", 0) == 0) {
+    return error(
+        ErrorCode::kUnsupported,
+        "this build's workers compute on CPUs; CUDA devices are listed (--list-devices) but not served "
+        "yet, so not '" +
+            text + "'",
+        "--devices");
+  }
+  if (text.rfind("cpu:", 0) != 0)
+    return bad_option("devices", "'" + text + "' is not a device; use cpu, cpu:0 or cpu:0-3");
+  const std::string cores = text.substr(4);
+  const size_t dash = cores.find('-');
+  TRY(const uint32_t first, parse_core(cores.substr(0, dash)));
+  uint32_t last = first;
+  if (dash != std::string::npos) {
+    TRY(last, parse_core(cores.substr(dash + 1)));
+  }
+  if (last < first) return bad_option("devices", "'" + text + "': the range is empty");
+  for (uint32_t core = first; core <= last; ++core) device.cores.push_back(core);
+  return device;
 }
 
 Result<std::vector<Device>> parse_devices(const std::string& text) {

@@ -4,6 +4,7 @@
 // option (field) and its limit; main turns it into exit code 2.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -26,13 +27,16 @@ struct Device {
   std::vector<uint32_t> cores;
 };
 Result<std::vector<Device>> parse_devices(const std::string& text);
+Result<Device> parse_device(const std::string& text);
 
 struct Options {
   std::string model_folder;
   std::string model_name;  // what clients call it; the folder's last part unless given
   int workers = 1;
-  std::vector<Device> devices;  // one per rank
+  int max_workers = 0;          // that there may ever be; 0: no more than at start
+  std::vector<Device> devices;  // one per rank at start
   int threads_per_worker = 1;
+  int rank_count() const { return std::max(workers, max_workers); }
   std::string state_folder;
   std::string client_endpoint;
   std::string control_socket;

@@ -49,6 +49,7 @@ void encode_span(const controlplane::Span& from, wire::Span* to) {
 wire::StepPlan encode_plan(const controlplane::Plan& plan) {
   wire::StepPlan message;
   message.set_step(number(plan.step));
+  message.set_ranks(plan.ranks);
   for (const controlplane::PageCopy& from : plan.copies) {
     wire::PageCopy* to = message.add_copies();
     to->set_stream(static_cast<uint32_t>(from.stream));

@@ -31,8 +31,9 @@ void fill_decodes(const RequestRecord& record, Time end, int rank_count, wire::T
     const Time next = i + 1 < record.decodes.size() ? record.decodes[i + 1].began : end;
     wire::DecodeTrace* line = to->add_decodes();
     // With one rank all groupings are the same.
-    line->set_decode(rank_count == 1 ? kv::decode_name(record.wish.decode)
-                                     : decode_name_of(phase.ran, rank_count));
+    RanUnder ran = phase.ran;
+    if (ran.places == 0) ran.places = rank_count;
+    line->set_decode(ran.places == 1 ? kv::decode_name(record.wish.decode) : decode_name_of(ran));
     line->set_index(index_name_of(phase.ran));
     line->set_mechanisms(kv::mechanisms_name(phase.ran.mechanisms));
     line->set_steps(as_unsigned(phase.steps));
@@ -49,17 +50,18 @@ void fill_decodes(const RequestRecord& record, Time end, int rank_count, wire::T
 
 }  // namespace
 
-RanUnder ran_under(const controlplane::Span& span) {
+RanUnder ran_under(const controlplane::Span& span, int places) {
   return {span.grouping,
           span.index_c,
           span.index_copied,
           {span.replicate_query ? kv::QueryPath::kReplicated : kv::QueryPath::kGathered,
            span.tree_partials ? kv::PartialsPath::kTree : kv::PartialsPath::kAllToAll, kv::ContextPath::kAuto,
-           kv::FetchPath::kView, kv::AttentionForm::kAbsorbed}};
+           kv::FetchPath::kView, kv::AttentionForm::kAbsorbed},
+          places};
 }
 
-std::string decode_name_of(const RanUnder& ran, int rank_count) {
-  if (ran.grouping.width < rank_count) {
+std::string decode_name_of(const RanUnder& ran) {
+  if (ran.grouping.width < ran.places) {
     return kv::decode_name({kv::DecodeKind::kDp, ran.grouping.c, ran.grouping.width});
   }
   if (ran.grouping.c == 1) return kv::decode_name({kv::DecodeKind::kTp, 1});
@@ -123,7 +125,11 @@ void RequestBook::crossed(const controlplane::Span& span, const kv::CrossedBytes
     return;
   }
   if (!record->last_decoded) record->switch_bytes += copied;
-  decode_phase(*record, ran_under(span)).crossed += bytes;
+  decode_phase(*record, ran_under(span, places_)).crossed += bytes;
+}
+
+void RequestBook::moved(RequestId request, const kv::CrossedBytes& bytes) {
+  if (RequestRecord* record = find(request)) record->regroup_bytes += bytes[kv::CrossKind::kRegroup];
 }
 
 void RequestBook::step_done(const controlplane::Plan& plan, Duration took, Time now) {
@@ -131,7 +137,7 @@ void RequestBook::step_done(const controlplane::Plan& plan, Duration took, Time 
   for (const controlplane::Span& span : plan.spans) {
     RequestRecord* record = find(span.request);
     if (record == nullptr || !counted.insert(span.request).second) continue;
-    const RanUnder ran = ran_under(span);
+    const RanUnder ran = ran_under(span, places_);
     RanUnder place = ran;
     place.mechanisms = {};  // how bytes are exchanged is no change of grouping
     if (record->last_ran && !(*record->last_ran == place)) ++record->regroups;

@@ -29,11 +29,12 @@ struct RanUnder {
   int index_c = 1;
   bool index_copied = true;
   kv::Mechanisms mechanisms;
+  int places = 0;  // ranks that took part; 0: all there are
   friend bool operator==(const RanUnder&, const RanUnder&) = default;
 };
-RanUnder ran_under(const controlplane::Span& span);
+RanUnder ran_under(const controlplane::Span& span, int places);
 // "dcp(4)", "copied(2)". The rank of dp is left out.
-std::string decode_name_of(const RanUnder& ran, int rank_count);
+std::string decode_name_of(const RanUnder& ran);
 std::string index_name_of(const RanUnder& ran);
 
 // Decoding under one grouping, until another follows.
@@ -83,6 +84,10 @@ class RequestBook {
   void planned(const controlplane::Plan& plan, Time now);
   // Bytes that a step moved into all ranks together, for one span and its copies. Before step_done.
   void crossed(const controlplane::Span& span, const kv::CrossedBytes& bytes);
+  // The same of copies in a step that had no span for it.
+  void moved(RequestId request, const kv::CrossedBytes& bytes);
+  // How many ranks take part in the plans from now on.
+  void set_places(int places) { places_ = places; }
   void step_done(const controlplane::Plan& plan, Duration took, Time now);
   // How the drafts of the step just done fared.
   void drafts(const controlplane::DraftNotice& notice);
@@ -95,6 +100,7 @@ class RequestBook {
  private:
   std::map<RequestId, RequestRecord> running_;
   std::deque<RequestRecord> finished_;
+  int places_ = 0;
 };
 
 void fill_crossed(const kv::CrossedBytes& from, wire::Crossed* to);

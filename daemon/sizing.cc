@@ -67,7 +67,8 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
     return bad_option(options.index_cache_option, model.model_type() + " has no indexer");
   }
   controlplane::Limits& limits = sizing.limits;
-  limits.rank_count = options.workers;
+  limits.rank_count = options.rank_count();
+  limits.topology = kv::Topology::of_all(options.workers);
   limits.geometry = geometry_of(options, model);
   TRY_VOID(kv::validate(limits.geometry));
   limits.query_bytes = static_cast<int64_t>(model.query_bytes());
@@ -88,14 +89,14 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   // acknowledgements.
   limits.table_count = 3 * options.max_running;
   TRY(const kv::PoolPages pages, pool_pages(options, limits.geometry));
-  limits.pool_pages.assign(static_cast<size_t>(options.workers), {pages.entries, pages.index_keys});
+  limits.pool_pages.assign(static_cast<size_t>(options.rank_count()), {pages.entries, pages.index_keys});
   TRY_VOID(controlplane::validate(limits));
 
   sizing.arenas.control = control_limits(limits);
   sizing.arenas.weight_bytes = static_cast<int64_t>(model.weight_arena_bytes());
   sizing.arenas.mailbox_bytes = static_cast<int64_t>(model.mailbox_bytes());
   sizing.arenas.geometry = limits.geometry;
-  sizing.arenas.pool_pages.assign(static_cast<size_t>(options.workers), pages);
+  sizing.arenas.pool_pages.assign(static_cast<size_t>(options.rank_count()), pages);
 
   sizing.model.name = options.model_name;
   sizing.model.model_type = model.model_type();

@@ -13,13 +13,13 @@ bool same_place(const RankProgress& a, const RankProgress& b) {
 }
 
 // Those that somebody waits for and that wait for nobody themselves.
-RankMask blamed(std::span<const RankProgress> ranks) {
+RankMask blamed(std::span<const RankProgress> ranks, RankMask running) {
   RankMask awaited = 0, waiting = 0;
   for (size_t r = 0; r < ranks.size(); ++r) {
     awaited |= ranks[r].waiting_for;
     if (ranks[r].waiting_for != 0) waiting |= mask_of(static_cast<int>(r));
   }
-  const RankMask all = all_ranks(static_cast<int>(ranks.size()));
+  const RankMask all = all_ranks(static_cast<int>(ranks.size())) & running;
   const RankMask culprits = awaited & ~waiting & all;
   return culprits != 0 ? culprits : all;
 }
@@ -32,7 +32,8 @@ Duration step_allowance(const controlplane::Plan& plan, Duration base) {
     rows += span.rows;
     pairs += span.rows * (span.start + span.rows);
   }
-  return base + std::chrono::milliseconds(5) * rows + std::chrono::microseconds(1) * pairs;
+  const auto copies = static_cast<int64_t>(plan.copies.size());  // each of some megabytes at most
+  return base + std::chrono::milliseconds(5) * (rows + copies) + std::chrono::microseconds(1) * pairs;
 }
 
 Duration longest_wait(Duration allowance) {
@@ -49,7 +50,7 @@ void Watchdog::forget(int rank) {
 }
 
 RankMask Watchdog::look(Time now, std::span<const RankProgress> ranks, RankMask watched,
-                        std::optional<Duration> allowance) {
+                        std::optional<Duration> allowance, RankMask running) {
   CHECK_EQ(static_cast<int>(ranks.size()), rank_count_);
   const Duration elapsed = looked_ ? std::min(now - last_look_, 2 * kLookInterval) : Duration(0);
   last_look_ = now;
@@ -70,7 +71,7 @@ RankMask Watchdog::look(Time now, std::span<const RankProgress> ranks, RankMask 
     if (silence_[r] >= heartbeat_deadline_) hung |= mask_of(rank);
   }
   still_ = moved || !allowance ? Duration(0) : still_ + elapsed;
-  if (allowance && still_ >= *allowance) hung |= blamed(ranks);
+  if (allowance && still_ >= *allowance) hung |= blamed(ranks, running);
   return hung;
 }
 

@@ -31,9 +31,9 @@ struct RankProgress {
   uint32_t results_written = 0;
 };
 
-// How long all ranks may stand still in one place of this plan: `base`, and more for heavy rows. One layer's
-// work between two exchange points bounds a stand-still; 1 µs per (row, key) pair and 5 ms per row is far
-// more than any build needs for that.
+// How long all ranks may stand still in one place of this plan: `base`, and more for heavy rows and copies.
+// One layer's work between two exchange points bounds a stand-still; 1 µs per (row, key) pair and 5 ms per
+// row is far more than any build needs for that.
 Duration step_allowance(const controlplane::Plan& plan, Duration base);
 // After how long a worker may itself give up on another one: late enough that the watchdog judges first.
 Duration longest_wait(Duration allowance);
@@ -46,8 +46,9 @@ class Watchdog {
   // A new process for this rank: its silence starts now.
   void forget(int rank);
   // `watched`: ranks that must beat. `allowance`: of the oldest plan in flight; empty when none is.
+  // `running`: those that take part in steps.
   RankMask look(Time now, std::span<const RankProgress> ranks, RankMask watched,
-                std::optional<Duration> allowance);
+                std::optional<Duration> allowance, RankMask running = ~RankMask{0});
 
  private:
   int rank_count_;

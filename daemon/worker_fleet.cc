@@ -50,6 +50,9 @@ std::string seconds_text(Duration duration) {
 struct WorkerFleet::Rank {
   explicit Rank(SupervisorLimits limits) : supervisor(limits) {}
   Supervisor supervisor;
+  Device device;
+  bool wanted = false;
+  bool joining = false;  // start_worker() waits for its outcome
   Phase phase = Phase::kGone;
   std::optional<Process> process;
   std::unique_ptr<Watch> socket_watch, end_watch, output_watch;
@@ -63,15 +66,22 @@ struct WorkerFleet::Rank {
 
 WorkerFleet::WorkerFleet(Loop& loop, const EventLog& log, const Options& options, SupervisorLimits limits,
                          FleetListener& listener)
-    : loop_(loop), log_(log), options_(options), listener_(listener), abort_timer_(loop, [this] {
-        for (int rank = 0; rank < options_.workers; ++rank) {
-          if (ranks_[static_cast<size_t>(rank)]->phase != Phase::kAborting) continue;
-          hung(rank, "did not leave its step within " + seconds_text(abort_allowance_));
-        }
-      }) {
-  for (int rank = 0; rank < options.workers; ++rank) {
+    : loop_(loop),
+      log_(log),
+      options_(options),
+      listener_(listener),
+      abort_timer_(loop,
+                   [this] {
+                     for (int rank = 0; rank < rank_count(); ++rank) {
+                       if (ranks_[static_cast<size_t>(rank)]->phase != Phase::kAborting) continue;
+                       hung(rank, "did not leave its step within " + seconds_text(abort_allowance_));
+                     }
+                   }),
+      topology_(kv::Topology::of_all(options.workers)) {
+  for (int rank = 0; rank < options.rank_count(); ++rank) {
     auto& added = ranks_.emplace_back(std::make_unique<Rank>(limits));
     added->timer = std::make_unique<Timer>(loop, [this, rank] { apply(rank, WorkerEvent::kTimeout); });
+    if (rank < options.workers) added->device = options.devices[static_cast<size_t>(rank)];
   }
 }
 
@@ -80,19 +90,60 @@ WorkerFleet::~WorkerFleet() {
 }
 
 void WorkerFleet::start() {
-  for (int rank = 0; rank < options_.workers; ++rank) apply(rank, WorkerEvent::kWantUp);
+  for (int rank = 0; rank < options_.workers; ++rank) {
+    ranks_[static_cast<size_t>(rank)]->wanted = true;
+    apply(rank, WorkerEvent::kWantUp);
+  }
 }
 
 void WorkerFleet::stop() {
   stopping_ = true;
   lose_epoch("stopping");
   abort_timer_.stop();  // the supervisor's own deadline rules now
-  for (int rank = 0; rank < options_.workers; ++rank) apply(rank, WorkerEvent::kWantDown);
+  for (int rank = 0; rank < rank_count(); ++rank) apply(rank, WorkerEvent::kWantDown);
   check_stopped();
 }
 
+// ---- workers that come and go
+
+void WorkerFleet::set_topology(const kv::Topology& topology) {
+  topology_ = topology;
+  end_epoch("ranks " + topology.text() + " take part from now on");
+  begin_epoch_if_all_wait();
+}
+
+void WorkerFleet::start_worker(int rank, const Device& device) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  CHECK(!topology_.contains(rank) && !own.wanted, "rank ", rank, " is there");
+  own.device = device;
+  own.wanted = own.joining = true;
+  apply(rank, WorkerEvent::kWantUp);
+}
+
+void WorkerFleet::stop_worker(int rank) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  CHECK(!topology_.contains(rank), "rank ", rank, " takes part");
+  own.wanted = own.joining = false;
+  apply(rank, WorkerEvent::kWantDown);
+  if (!own.process) loop_.defer([this, rank] { listener_.worker_stopped(rank); });
+}
+
+bool WorkerFleet::has_worker(int rank) const {
+  return rank >= 0 && rank < rank_count() && ranks_[static_cast<size_t>(rank)]->wanted;
+}
+
+const Device& WorkerFleet::device(int rank) const { return ranks_[static_cast<size_t>(rank)]->device; }
+
+std::optional<int> WorkerFleet::unused_rank() const {
+  for (int rank = 0; rank < rank_count(); ++rank) {
+    const Rank& own = *ranks_[static_cast<size_t>(rank)];
+    if (!own.wanted && !own.process) return rank;
+  }
+  return std::nullopt;
+}
+
 void WorkerFleet::kill_all() {
-  for (int rank = 0; rank < options_.workers; ++rank) apply(rank, WorkerEvent::kHung);
+  for (int rank = 0; rank < rank_count(); ++rank) apply(rank, WorkerEvent::kHung);
 }
 
 void WorkerFleet::hung(int rank, const std::string& why) {
@@ -100,12 +151,14 @@ void WorkerFleet::hung(int rank, const std::string& why) {
   if (!own.process) return;
   log_.warning("worker_hung", {{"rank", rank}, {"pid", own.process->pid}, {"reason", why}});
   own.killed_for = why;
-  lose_epoch("rank " + std::to_string(rank) + " hangs");
+  if (topology_.contains(rank)) lose_epoch("rank " + std::to_string(rank) + " hangs");
   apply(rank, WorkerEvent::kHung);
 }
 
 void WorkerFleet::step_done() {
-  for (const auto& rank : ranks_) rank->supervisor.worked();
+  for (int place = 0; place < topology_.count(); ++place) {
+    ranks_[static_cast<size_t>(topology_.rank(place))]->supervisor.worked();
+  }
 }
 
 RankMask WorkerFleet::beating() const {
@@ -129,7 +182,8 @@ WorkerFleet::Status WorkerFleet::status(int rank) const {
   const Rank& own = *ranks_[static_cast<size_t>(rank)];
   Status status;
   status.state = own.supervisor.state();
-  status.device = options_.devices[static_cast<size_t>(rank)].name;
+  status.device = own.device.name;
+  status.takes_part = topology_.contains(rank);
   status.restarts = own.supervisor.spawns() > 0 ? own.supervisor.spawns() - 1 : 0;
   if (!own.supervisor.exits().empty()) status.last_exit = own.supervisor.exits().back().text;
   if (own.process) {
@@ -144,6 +198,7 @@ std::string WorkerFleet::trouble() const {
   if (epoch_active_ || stopping_) return text;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     const Rank& own = *ranks_[rank];
+    if (!topology_.contains(static_cast<int>(rank))) continue;
     if (own.phase == Phase::kWaiting || own.supervisor.exits().empty()) continue;
     text += (text.empty() ? "" : "; ") + std::string("worker ") + std::to_string(rank) + ": " +
             own.supervisor.exits().back().text;
@@ -228,7 +283,8 @@ wire::ToWorker WorkerFleet::describe(int rank) const {
   wire::Describe* describe = message.mutable_describe();
   describe->set_protocol_version(kWorkerProtocol);
   describe->set_rank(static_cast<uint32_t>(rank));
-  describe->set_rank_count(static_cast<uint32_t>(options_.workers));
+  describe->set_rank_count(static_cast<uint32_t>(rank_count()));
+  describe->set_packers(static_cast<uint32_t>(options_.workers));
   describe->set_model_path(options_.model_folder);
   if (options_.weight_dtype) describe->set_weight_dtype(to_wire(*options_.weight_dtype));
   describe->set_cache_dtype(to_wire(options_.cache.entries));
@@ -238,7 +294,7 @@ wire::ToWorker WorkerFleet::describe(int rank) const {
   describe->set_split_experts(options_.split_experts);
   describe->set_block_tokens(static_cast<uint32_t>(options_.block_tokens));
   describe->set_threads(static_cast<uint32_t>(options_.threads_per_worker));
-  for (const uint32_t core : options_.devices[static_cast<size_t>(rank)].cores) describe->add_cores(core);
+  for (const uint32_t core : ranks_[static_cast<size_t>(rank)]->device.cores) describe->add_cores(core);
   describe->set_max_step_rows(static_cast<uint32_t>(options_.max_step_rows));
   describe->set_max_context(static_cast<uint64_t>(options_.max_context));
   describe->set_draft_layers(options_.draft_layers());
@@ -319,6 +375,7 @@ void WorkerFleet::take_message(int rank, const wire::FromWorker& message) {
                                   {"bytes", message.loaded().bytes()},
                                   {"seconds", seconds(loop_.now() - own.started)}});
       apply(rank, WorkerEvent::kReady);
+      if (std::exchange(own.joining, false)) listener_.worker_waits(rank);
       begin_epoch_if_all_wait();
       break;
     case wire::FromWorker::kAborted:
@@ -365,7 +422,7 @@ void WorkerFleet::take_description(int rank, const wire::ModelDescription& descr
     return hung(rank, "describes another model than the other ranks: the checkpoint has changed");
   }
   if (arenas_) return send_arenas(rank);
-  const bool all = std::all_of(ranks_.begin(), ranks_.end(),
+  const bool all = std::all_of(ranks_.begin(), ranks_.begin() + topology_.count(),
                                [](const auto& other) { return other->phase == Phase::kDescribed; });
   if (all) map_arenas_everywhere();
 }
@@ -377,7 +434,7 @@ void WorkerFleet::map_arenas_everywhere() {
   if (!arenas) return fail(arenas.error());
   arenas_.emplace(std::move(arenas).value());
   listener_.arenas_made(arenas_->control(), arenas_->results_fd());
-  for (int rank = 0; rank < options_.workers; ++rank) send_arenas(rank);
+  for (int rank = 0; rank < topology_.count(); ++rank) send_arenas(rank);
 }
 
 void WorkerFleet::send_arenas(int rank) {
@@ -413,8 +470,19 @@ void WorkerFleet::worker_ended(int rank) {
   own.output_watch.reset();
   own.process.reset();
   own.phase = Phase::kGone;
-  lose_epoch("rank " + std::to_string(rank) + " ended: " + text);
+  if (topology_.contains(rank)) lose_epoch("rank " + std::to_string(rank) + " ended: " + text);
+  if (std::exchange(own.joining, false)) {
+    own.wanted = false;
+    apply(rank, WorkerEvent::kWantDown);
+    const Error why = own.failure
+                          ? *own.failure
+                          : error(ErrorCode::kUnavailable, "the worker ended before it was ready: " + text);
+    loop_.defer([this, rank, why] { listener_.worker_failed(rank, why); });
+  } else if (!own.wanted && !stopping_) {
+    loop_.defer([this, rank] { listener_.worker_stopped(rank); });
+  }
   apply(rank, WorkerEvent::kExited);
+  begin_epoch_if_all_wait();
   give_up_if_hopeless(rank, text);
 }
 
@@ -430,21 +498,27 @@ void WorkerFleet::give_up_if_hopeless(int rank, const std::string& how) {
 
 void WorkerFleet::lose_epoch(const std::string& reason) {
   if (!epoch_active_) return;
+  log_.warning("epoch_lost", {{"epoch", number(epoch_)}, {"reason", reason}});
+  end_epoch(reason);
+}
+
+void WorkerFleet::end_epoch(const std::string& reason) {
+  if (!epoch_active_) return;
   epoch_active_ = false;
   loading_.begin_again();
   arenas_->control().abort_epoch(epoch_);
   for (const auto& rank : ranks_) {
     if (rank->phase == Phase::kRunning) rank->phase = Phase::kAborting;
   }
-  log_.warning("epoch_lost", {{"epoch", number(epoch_)}, {"reason", reason}});
   abort_allowance_ = listener_.epoch_lost(epoch_, reason);
   abort_timer_.start(abort_allowance_);
 }
 
 void WorkerFleet::begin_epoch_if_all_wait() {
   if (stopping_ || epoch_active_) return;
-  for (const auto& rank : ranks_) {
-    if (rank->phase != Phase::kWaiting) return;
+  for (int rank = 0; rank < rank_count(); ++rank) {
+    const Phase phase = ranks_[static_cast<size_t>(rank)]->phase;
+    if (topology_.contains(rank) ? phase != Phase::kWaiting : phase == Phase::kAborting) return;
   }
   abort_timer_.stop();
   epoch_ = Epoch{number(epoch_) + 1};
@@ -453,11 +527,13 @@ void WorkerFleet::begin_epoch_if_all_wait() {
   wire::ToWorker message;
   message.mutable_begin()->set_epoch(number(epoch_));
   message.mutable_begin()->set_plan_sequence(arenas_->control().plans_published());
-  for (int rank = 0; rank < options_.workers; ++rank) {
-    ranks_[static_cast<size_t>(rank)]->phase = Phase::kRunning;
-    send(rank, message);
+  message.mutable_begin()->set_ranks(topology_.ranks());
+  arenas_->control().set_readers(topology_.ranks());
+  for (int place = 0; place < topology_.count(); ++place) {
+    ranks_[static_cast<size_t>(topology_.rank(place))]->phase = Phase::kRunning;
+    send(topology_.rank(place), message);
   }
-  log_.info("epoch_began", {{"epoch", number(epoch_)}});
+  log_.info("epoch_began", {{"epoch", number(epoch_)}, {"ranks", topology_.text()}});
   listener_.epoch_began(epoch_);
 }
 

@@ -7,6 +7,9 @@
 // that does not say Aborted in time is killed. So no process of an older epoch can write into memory of a
 // newer one.
 //
+// Workers come and go: a rank may start, and wait, without taking part; set_topology() says who does in the
+// next epoch. What becomes of a rank that takes no part ends no epoch.
+//
 // What to do with one worker is the supervisor table's business (daemon/supervisor.h). Loop thread only.
 // Expected failures go to Listener::fleet_failed() and only before the fleet has been ready once; afterwards
 // it retries for ever.
@@ -24,6 +27,7 @@
 #include "daemon/process.h"
 #include "daemon/start_progress.h"
 #include "daemon/supervisor.h"
+#include "kv/topology.h"
 #include "proto/worker.pb.h"
 
 namespace weft::daemon {
@@ -39,6 +43,10 @@ class FleetListener {
   // may take to leave its step.
   virtual Duration epoch_lost(Epoch epoch, const std::string& reason) = 0;
   virtual void worker_started(int rank) = 0;  // a new process for this rank
+  // Of start_worker(): it is loaded and waits to take part, or it has ended before and is given up.
+  virtual void worker_waits(int rank) = 0;
+  virtual void worker_failed(int rank, const Error& why) = 0;
+  virtual void worker_stopped(int rank) = 0;  // of stop_worker(): its process is gone
   // The fleet cannot start and has given up.
   virtual void fleet_failed(const Error& failure) = 0;
   virtual void fleet_stopped() = 0;  // after stop(): every process is reaped
@@ -56,6 +64,18 @@ class WorkerFleet {
   void hung(int rank, const std::string& why);
   void step_done();  // by all ranks
 
+  // ---- workers that come and go
+  const kv::Topology& topology() const { return topology_; }  // of the present epoch, or of the next one
+  // The present epoch ends and one with these ranks begins, when they all wait. No plan is in flight.
+  void set_topology(const kv::Topology& topology);
+  // Of ranks that take no part.
+  void start_worker(int rank, const Device& device);
+  void stop_worker(int rank);
+  bool has_worker(int rank) const;         // a process, or it will have one again
+  std::optional<int> unused_rank() const;  // one that has none
+  const Device& device(int rank) const;
+  int rank_count() const { return static_cast<int>(ranks_.size()); }  // that there may be
+
   bool epoch_active() const { return epoch_active_; }
   Epoch epoch() const { return epoch_; }
   bool ever_ready() const { return ever_ready_; }
@@ -72,6 +92,7 @@ class WorkerFleet {
     std::string last_exit;
     Duration uptime{0};
     std::string device;
+    bool takes_part = false;
   };
   Status status(int rank) const;
   // Of the ranks that are not there: how their last process ended. Empty while an epoch runs.
@@ -96,6 +117,7 @@ class WorkerFleet {
   void map_arenas_everywhere();
   void send_arenas(int rank);
   void lose_epoch(const std::string& reason);
+  void end_epoch(const std::string& reason);
   void begin_epoch_if_all_wait();
   void note_progress();
   void fail(const Error& failure);
@@ -114,6 +136,7 @@ class WorkerFleet {
   Epoch epoch_{};
   bool epoch_active_ = false;
   Duration abort_allowance_{};  // of the lost epoch's survivors
+  kv::Topology topology_;
   bool ever_ready_ = false;
   bool failed_ = false;
   bool stopping_ = false;

@@ -93,7 +93,10 @@ size_t control_arena_bytes(const ControlLimits& limits) {
 }
 
 ControlArena::ControlArena(Mapping mapping, const ControlLimits& limits)
-    : mapping_(std::move(mapping)), limits_(limits), layout_(limits) {}
+    : mapping_(std::move(mapping)),
+      limits_(limits),
+      layout_(limits),
+      readers_(all_ranks(limits.rank_count)) {}
 
 Result<ControlArena> ControlArena::format(Mapping mapping, const ControlLimits& limits) {
   TRY_VOID(check_limits(limits));
@@ -159,7 +162,8 @@ void ControlArena::publish_plan(Epoch epoch, std::span<const std::byte> plan) {
   const uint32_t sequence = plans_published();
   PlanCell* cell = plan_cell(sequence);
   if (cell->epoch != 0 && !aborted(Epoch{cell->epoch})) {  // the cell's last plan may still have readers
-    for (int rank = 0; rank < limits_.rank_count; ++rank) {
+    for (RankMask left = readers_; left != 0; left &= left - 1) {
+      const int rank = lowest_rank(left);
       const uint32_t read = rank_state(rank).plans_read.load(std::memory_order_acquire);
       CHECK(ahead(read, cell->sequence) > 0, "rank ", rank, " has yet to read plan ", cell->sequence);
     }

@@ -90,9 +90,11 @@ class ControlArena {
 
   // ---- plan ring. sequence numbers count published plans from 0 over the arena's life.
   uint32_t plans_published() const;
-  // Daemon. CHECKs size and that no reader can still need the cell: every rank has read plan `sequence −
-  // kPlanCells`, or that plan's epoch was aborted.
+  // Daemon. CHECKs size and that no reader can still need the cell: every rank that takes part has read plan
+  // `sequence − kPlanCells`, or that plan's epoch was aborted.
   void publish_plan(Epoch epoch, std::span<const std::byte> plan);
+  // Daemon: the ranks that take part from the coming epoch on; at first all.
+  void set_readers(RankMask ranks) { readers_ = ranks; }
   struct PlanView {
     Epoch epoch{};
     std::span<const std::byte> bytes;
@@ -154,6 +156,7 @@ class ControlArena {
   Mapping mapping_;
   ControlLimits limits_;
   Layout layout_;
+  RankMask readers_;
 };
 
 }  // namespace weft::kv

@@ -73,6 +73,7 @@ Result<WorkerSettings> read_settings(const wire::Describe& request) {
   }
   TRY_VOID(in_range("rank_count", request.rank_count(), 1, kMaxRanks));
   TRY_VOID(in_range("rank", request.rank(), 0, request.rank_count() - 1));
+  TRY_VOID(in_range("packers", request.packers(), 0, request.rank_count()));
   std::optional<DType> weight_dtype;  // empty: as stored
   if (request.weight_dtype() != wire::DTYPE_UNSET) {
     TRY(weight_dtype, from_wire(request.weight_dtype(), "weight_dtype"));
@@ -93,6 +94,7 @@ Result<WorkerSettings> read_settings(const wire::Describe& request) {
   WorkerSettings settings;
   settings.rank = static_cast<int>(request.rank());
   settings.rank_count = static_cast<int>(request.rank_count());
+  settings.packers = request.packers() == 0 ? settings.rank_count : static_cast<int>(request.packers());
   settings.model_path = request.model_path();
   settings.block_tokens = request.block_tokens();
   settings.max_step_rows = request.max_step_rows();

@@ -15,7 +15,8 @@ namespace weft::worker {
 
 struct WorkerSettings {
   int rank = 0;
-  int rank_count = 1;
+  int rank_count = 1;  // that there may be
+  int packers = 1;     // the first ranks, which share the packing of the weights
   std::string model_path;
   ModelConfig config;
   DType weight_dtype = DType::kF32;  // resolved

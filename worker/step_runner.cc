@@ -12,13 +12,12 @@
 namespace weft::worker {
 
 size_t outbox_bytes(const ModelConfig& config, DType query_dtype, int rank_count, int64_t max_step_rows) {
-  int64_t nodes_max = 0, slice_max = 0;
-  for (int rank = 0; rank < rank_count; ++rank) {
-    for (int width = 1; width <= rank_count; ++width) {
-      if (rank_count % width != 0) continue;
-      nodes_max = std::max(nodes_max, std::ssize(kv::tree_nodes(kv::owned_segments(rank % width, width))));
+  int64_t nodes_max = 1, slice_max = 0;
+  for (int width = 2; width <= rank_count; ++width) {  // one rank alone passes nothing
+    for (int place = 0; place < width; ++place) {
+      nodes_max = std::max(nodes_max, std::ssize(kv::tree_nodes(kv::owned_segments(place, width))));
+      slice_max = std::max(slice_max, vocabulary_slice(config.vocabulary, place, width).size());
     }
-    slice_max = std::max(slice_max, vocabulary_slice(config.vocabulary, rank, rank_count).size());
   }
   const int64_t rows = max_step_rows;
   const int64_t entries =
@@ -47,13 +46,22 @@ struct StepRunner::State {
   DraftPhase draft;
 
   Result<void> copy_pages(const wire::StepPlan& plan, wire::StepResult& result);
+  Result<void> run_rows(const wire::StepPlan& plan, wire::StepResult& result);
 };
+
+// Who makes a copy: its target, as far as that takes part in the step.
+int copier(const wire::PageCopy& copy, const kv::Topology& topology) {
+  for (const uint32_t rank : {copy.to_rank(), copy.from_rank()}) {
+    if (topology.contains(static_cast<int>(rank))) return static_cast<int>(rank);
+  }
+  return topology.rank(0);
+}
 
 // Copies this rank's share of the plan's page copies, and counts them as regrouping.
 Result<void> StepRunner::State::copy_pages(const wire::StepPlan& plan, wire::StepResult& result) {
   std::vector<std::pair<uint64_t, int64_t>> by_request;
   for (const wire::PageCopy& copy : plan.copies()) {
-    if (static_cast<int>(copy.to_rank()) != step.rank) continue;
+    if (copier(copy, step.topology) != step.setup.rank) continue;
     const auto stream = static_cast<kv::Stream>(copy.stream());
     const int64_t bytes = step.geometry.page_bytes(stream);
     std::memcpy(step.setup.pools[copy.to_rank()].page(stream, PageId{copy.to_page()}),
@@ -76,6 +84,33 @@ Result<void> StepRunner::State::copy_pages(const wire::StepPlan& plan, wire::Ste
   return {};
 }
 
+Result<void> StepRunner::State::run_rows(const wire::StepPlan& plan, wire::StepResult& result) {
+  kv::RankState& progress = step.setup.control->rank_state(step.setup.rank);
+  TRY_VOID(make_views(step, plan));
+  TRY_VOID(take_tokens(step, plan));
+  turn_angles(step);
+  scratch(step.x, step.home_count() * step.config.hidden);
+  for (int64_t i = 0; i < step.home_count(); ++i) {
+    embed(step, step.tokens[static_cast<size_t>(i)], step.x.data() + i * step.config.hidden);
+  }
+  attention.begin_step();
+  step.ended(Stage::kInputs);
+  for (int64_t layer = 0; layer < step.config.main_layers(); ++layer) {
+    progress.layer.store(static_cast<uint32_t>(layer), std::memory_order_relaxed);
+    progress.heartbeat.fetch_add(1, std::memory_order_relaxed);
+    TRY_VOID(attention.run(layer));
+    TRY_VOID(feed_forward.run(layer));
+    step.ended(Stage::kFeedForward);
+  }
+  TRY_VOID(head.run(plan, result));
+  if (step.config.draft_layers > 0) {
+    progress.layer.store(static_cast<uint32_t>(step.config.main_layers()), std::memory_order_relaxed);
+    TRY_VOID(draft.run(plan, result));
+  }
+  step.ended(Stage::kHead);
+  return {};
+}
+
 StepRunner::StepRunner(RunnerSetup setup) : state_(std::make_unique<State>(std::move(setup))) {}
 StepRunner::~StepRunner() = default;
 
@@ -84,6 +119,12 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
   StepState& step = state_->step;
   const uint32_t passed_before = step.exchange.passed();
   const Duration waited_before = step.exchange.waited();
+  if (plan.ranks() != 0 && plan.ranks() != step.topology.ranks()) {
+    return error(ErrorCode::kInvalidArgument,
+                 "ranks " + kv::Topology(plan.ranks()).text() + " take part, but in this epoch " +
+                     step.topology.text() + " do",
+                 "plan");
+  }
   TRY(step.layout, StepLayout::make(plan, step.config.index_topk, step.rank_count));
   if (step.layout.row_count() > step.setup.max_step_rows) {
     return error(ErrorCode::kTooLarge,
@@ -98,33 +139,12 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
 
   wire::StepResult result;
   result.set_step(plan.step());
-  result.set_rank(static_cast<uint32_t>(step.rank));
-  kv::RankState& progress = step.setup.control->rank_state(step.rank);
+  result.set_rank(static_cast<uint32_t>(step.setup.rank));
+  kv::RankState& progress = step.setup.control->rank_state(step.setup.rank);
   progress.step_low.store(static_cast<uint32_t>(plan.step()), std::memory_order_relaxed);
-  TRY_VOID(state_->copy_pages(plan, result));
-  TRY_VOID(make_views(step, plan));
-  TRY_VOID(take_tokens(step, plan));
-  turn_angles(step);
-  scratch(step.x, step.home_count() * step.config.hidden);
-  for (int64_t i = 0; i < step.home_count(); ++i) {
-    embed(step, step.tokens[static_cast<size_t>(i)], step.x.data() + i * step.config.hidden);
-  }
-  state_->attention.begin_step();
-  step.ended(Stage::kInputs);
-  for (int64_t layer = 0; layer < step.config.main_layers(); ++layer) {
-    progress.layer.store(static_cast<uint32_t>(layer), std::memory_order_relaxed);
-    progress.heartbeat.fetch_add(1, std::memory_order_relaxed);
-    TRY_VOID(state_->attention.run(layer));
-    TRY_VOID(state_->feed_forward.run(layer));
-    step.ended(Stage::kFeedForward);
-  }
-  TRY_VOID(state_->head.run(plan, result));
   const int64_t exchanges = step.layout.exchange_count(step.config);
-  if (step.config.draft_layers > 0) {
-    progress.layer.store(static_cast<uint32_t>(step.config.main_layers()), std::memory_order_relaxed);
-    TRY_VOID(state_->draft.run(plan, result));
-  }
-  step.ended(Stage::kHead);
+  TRY_VOID(state_->copy_pages(plan, result));
+  if (step.layout.row_count() > 0) TRY_VOID(state_->run_rows(plan, result));
 
   for (size_t span = 0; span < step.crossed.size(); ++span) {
     if (step.crossed[span] == kv::CrossedBytes{}) continue;

@@ -1,7 +1,8 @@
 // Runs one step plan on one rank: the forward pass, its exchange points, sampling, and the result.
 //
-// Owns scratch memory only; everything a later step needs is in the arenas. One thread calls run(); kernels
-// spread work over `parallel`.
+// Owns scratch memory only; everything a later step needs is in the arenas. A runner is of one topology: a
+// change of the ranks that take part needs another one. One thread calls run(); kernels spread work over
+// `parallel`.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 
 #include "kv/control_arena.h"
 #include "kv/page_pool.h"
+#include "kv/topology.h"
 #include "proto/vocab/result.h"
 #include "proto/worker.pb.h"
 #include "worker/comm/exchange.h"
@@ -42,6 +44,7 @@ struct RunnerSetup {
   int64_t block_tokens = 64;
   int64_t max_step_rows = 0;
   int rank = 0;
+  kv::Topology topology;  // of the epochs that it runs in; empty: all ranks
   kv::ControlArena* control = nullptr;
   std::vector<kv::PagePool> pools;  // by rank
   Exchange* exchange = nullptr;
@@ -55,7 +58,8 @@ struct RunnerSetup {
   std::function<void(Stage)> on_stage;
 };
 
-// The outbox that the exchange points of a step of `max_step_rows` rows need, for any plan.
+// The outbox that the exchange points of a step of `max_step_rows` rows need, for any plan and any topology
+// of up to `rank_count` ranks.
 size_t outbox_bytes(const ModelConfig& config, DType query_dtype, int rank_count, int64_t max_step_rows);
 
 class StepRunner {

@@ -38,7 +38,7 @@ Result<void> WorkerProcess::serve() {
     return error(ErrorCode::kBadMessage, "a command out of order: " + message.ShortDebugString());
   if (message.has_describe()) return describe(message.describe());
   if (message.has_map_arenas()) return map_and_load(message.map_arenas(), std::move(command.descriptors));
-  return run_epoch(Epoch{message.begin().epoch()}, message.begin().plan_sequence());
+  return run_epoch(message.begin());
 }
 
 Result<void> WorkerProcess::describe(const wire::Describe& request) {
@@ -80,7 +80,7 @@ Result<void> WorkerProcess::map_and_load(const wire::MapArenas& message,
   };
   TRY(const LoadCounts counts,
       load_weights(settings.model_path, settings.config, settings.weight_dtype, arenas_->weights.data(),
-                   static_cast<int64_t>(arenas_->weights.bytes()), settings.rank, settings.rank_count,
+                   static_cast<int64_t>(arenas_->weights.bytes()), settings.rank, settings.packers,
                    progress));
   TRY_VOID(std::move(sent));
   loaded_ = true;
@@ -102,10 +102,11 @@ void WorkerProcess::start_ticker() {
   }).detach();
 }
 
-Result<void> WorkerProcess::prepare() {
+Result<void> WorkerProcess::prepare(const kv::Topology& topology) {
   const WorkerSettings& settings = *settings_;
   TRY(weights_, view_weights(settings.config, settings.weight_dtype, arenas_->weights.data(),
                              static_cast<int64_t>(arenas_->weights.bytes())));
+  runner_.reset();
   exchange_ = std::make_unique<Exchange>(arenas_->control, arenas_->mailbox_bases(),
                                          arenas_->mailboxes[0].bytes(), settings.rank);
   exchange_->set_spin(spin_);
@@ -116,6 +117,7 @@ Result<void> WorkerProcess::prepare() {
   setup.block_tokens = settings.block_tokens;
   setup.max_step_rows = settings.max_step_rows;
   setup.rank = settings.rank;
+  setup.topology = topology;
   setup.control = &arenas_->control;
   setup.pools = arenas_->pools;
   setup.exchange = exchange_.get();
@@ -124,13 +126,26 @@ Result<void> WorkerProcess::prepare() {
   return {};
 }
 
-Result<void> WorkerProcess::run_epoch(Epoch epoch, uint32_t sequence) {
+Result<void> WorkerProcess::run_epoch(const wire::Begin& begin) {
+  const Epoch epoch{begin.epoch()};
+  uint32_t sequence = begin.plan_sequence();
+  const RankMask all = all_ranks(settings_->rank_count);
+  const RankMask ranks = begin.ranks() == 0 ? all : begin.ranks();
   if (number(epoch) == 0) return error(ErrorCode::kBadMessage, "epochs count from 1", "epoch");
-  if (runner_ == nullptr) TRY_VOID(prepare());
+  if ((ranks & ~all) != 0 || !holds(ranks, settings_->rank)) {
+    return error(ErrorCode::kBadMessage,
+                 "mask " + std::to_string(ranks) + " has no rank " + std::to_string(settings_->rank) +
+                     ", or one beyond " + std::to_string(settings_->rank_count),
+                 "ranks");
+  }
+  const kv::Topology topology(ranks);
+  if (runner_ == nullptr || !(exchange_->topology() == topology)) TRY_VOID(prepare(topology));
   kv::ControlArena& control = arenas_->control;
-  log_event("begins", "epoch=" + std::to_string(number(epoch)) + " plan=" + std::to_string(sequence));
+  log_event("begins", "epoch=" + std::to_string(number(epoch)) + " plan=" + std::to_string(sequence) +
+                          " place=" + std::to_string(topology.place(settings_->rank)) + "/" +
+                          std::to_string(topology.count()));
   control.plan_read(settings_->rank, sequence);
-  exchange_->begin_epoch(epoch);
+  exchange_->begin_epoch(epoch, topology);
   while (!control.aborted(epoch)) {
     const auto plan = control.wait_plan(sequence, epoch, 1h);
     if (!plan) continue;

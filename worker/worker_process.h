@@ -33,8 +33,9 @@ class WorkerProcess {
   Result<void> serve();
   Result<void> describe(const wire::Describe& request);
   Result<void> map_and_load(const wire::MapArenas& message, std::vector<kv::Descriptor> descriptors);
-  Result<void> prepare();  // before the first epoch: every rank has sealed its share of the weights
-  Result<void> run_epoch(Epoch epoch, uint32_t sequence);
+  // Before the first epoch, and one of another topology: every rank has sealed its share of the weights.
+  Result<void> prepare(const kv::Topology& topology);
+  Result<void> run_epoch(const wire::Begin& begin);
   Result<void> run_plan(std::span<const std::byte> bytes, Epoch epoch, uint32_t sequence);
   void start_ticker();
 

@@ -415,6 +415,7 @@ class Driver {
     }
   }
   void on(const PinNotice&) {}
+  void on(const TopologyNotice& notice) { FAIL() << "nobody asked for ranks " << notice.ranks; }
   void on(const TokenNotice& notice) {
     Live& live = live_.at(notice.request);
     const Truth& truth = workers_.truth(notice.request);

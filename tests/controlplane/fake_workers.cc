@@ -99,6 +99,7 @@ void FakeWorkers::for_each_page(const Span& span, int64_t block, F f) {
 
 std::vector<Sample> FakeWorkers::execute(const Plan& plan, int64_t writes_limit) {
   int64_t writes_left = writes_limit;
+  ranks_ = kv::Topology(plan.ranks);
   // All ranks copy at the same time: no copy sees what another of the same plan has written.
   std::vector<Page> sources;
   for (const PageCopy& copy : plan.copies)
@@ -219,13 +220,15 @@ void FakeWorkers::check_readers(const Span& span, int64_t block) {
     const int c = stream == kv::Stream::kEntries ? span.grouping.c : index_stripes;
     // Whoever runs the whole rows of one rank reads all parts; else the members of a c-group those of its
     // heads.
-    const kv::Pattern pattern = kv::group_pattern(span.grouping, c, limits_.rank_count);
+    const kv::Pattern pattern = kv::group_pattern(span.grouping, c, ranks_.count());
     const auto ids = pages(span, block, part);
     for (int rank = 0; rank < limits_.rank_count; ++rank) {
-      const kv::Range read = kv::held_parts(geometry, stream, pattern, rank, limits_.rank_count);
+      const int place = ranks_.contains(rank) ? ranks_.place(rank) : -1;
+      const kv::Range read =
+          place < 0 ? kv::Range{} : kv::held_parts(geometry, stream, pattern, place, ranks_.count());
       const bool reads =
-          span.grouping.contains(rank) && in_stream >= read.begin && in_stream < read.end &&
-          kv::class_owner(kv::residue_class(block, c), span.origin, c) == (rank - span.grouping.base) % c;
+          place >= 0 && span.grouping.contains(place) && in_stream >= read.begin && in_stream < read.end &&
+          kv::class_owner(kv::residue_class(block, c), span.origin, c) == (place - span.grouping.base) % c;
       // Exactly the readers hold it: no reader without bytes, no bytes without a reader.
       CHECK_EQ(reads, ids[static_cast<size_t>(rank)] != kNoPage);
     }

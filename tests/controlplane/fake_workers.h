@@ -77,6 +77,7 @@ class FakeWorkers {
   void check_readers(const Span& span, int64_t block);
 
   const Limits& limits_;
+  kv::Topology ranks_;  // of the plan being run
   std::array<std::vector<std::vector<Page>>, kv::kStreams> pools_;
   std::map<RequestId, Truth> truths_;
   struct Table {

@@ -126,9 +126,10 @@ class Harness {
     const Plan done = in_flight.front();
     in_flight.pop_front();
     const std::vector<Sample> samples = workers.execute(done);
-    for (int rank = 0; rank < limits.rank_count; ++rank) {
-      feed(StepAcknowledged{done.step, rank, rank == 0 ? samples : std::vector<Sample>{}});
-    }
+    std::vector<Sample> once = samples;
+    for_each_rank(done.ranks, [&](int rank) {
+      feed(StepAcknowledged{done.step, rank, std::exchange(once, {})});
+    });
   }
   // One step, nothing overlapping. False: there was nothing to run.
   bool step() {
@@ -161,6 +162,7 @@ class Harness {
   std::map<RequestId, Outcome> outcomes;
   std::vector<RegroupedNotice> regrouped;
   std::vector<PinNotice> pins;
+  std::vector<TopologyNotice> topologies;
 
  private:
   void take(const Notice& notice) {
@@ -176,6 +178,8 @@ class Harness {
       outcomes[finished->request].finished = *finished;
     } else if (const auto* pin = std::get_if<PinNotice>(&notice)) {
       pins.push_back(*pin);
+    } else if (const auto* topology = std::get_if<TopologyNotice>(&notice)) {
+      topologies.push_back(*topology);
     } else {
       regrouped.push_back(std::get<RegroupedNotice>(notice));
     }

@@ -61,6 +61,49 @@ TEST_F(JournalTest, RemembersOverARestart) {
               ElementsAre("regroup|--all --decode dcp(4)|ok|1|1", "cancel|7|NULL|1|NULL"));
 }
 
+TEST_F(JournalTest, HistoryIsTheLastLinesNewestLast) {
+  Journal journal = must_open();
+  EXPECT_TRUE(journal.history(5).value().empty());
+  for (int i = 0; i < 4; ++i) {
+    const int64_t id = journal.begin_command("drain", std::to_string(i)).value();
+    if (i == 3) break;  // the daemon died
+    const auto epoch = static_cast<uint32_t>(i);
+    ASSERT_TRUE(journal.end_command(id, i == 1 ? "no room" : "ok", Epoch{epoch}).has_value());
+  }
+  const auto lines = journal.history(3).value();
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[0].detail, "1");
+  EXPECT_EQ(lines[0].outcome, "no room");
+  EXPECT_EQ(lines[1].epoch, Epoch{2});
+  EXPECT_EQ(lines[1].outcome, "ok");
+  EXPECT_GT(lines[2].at_ms, 0);
+  EXPECT_EQ(lines[2].epoch, Epoch{0});
+  EXPECT_EQ(lines[2].outcome, std::nullopt);
+}
+
+TEST_F(JournalTest, AFileOfTheFirstVersionIsTakenOver) {
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open((folder_ + "/journal.sqlite").c_str(), &database), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(database,
+                         "CREATE TABLE configuration (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;"
+                         "CREATE TABLE wanted (key TEXT PRIMARY KEY, value TEXT NOT NULL, changed_ms INTEGER "
+                         "NOT NULL) STRICT;"
+                         "CREATE TABLE command (id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, command TEXT "
+                         "NOT NULL, detail TEXT NOT NULL, outcome TEXT, done_ms INTEGER) STRICT;"
+                         "INSERT INTO wanted VALUES ('decode', 'dcp(4)', 7);"
+                         "INSERT INTO command VALUES (1, 7, 'cancel', '3', 'ok', 8);"
+                         "PRAGMA user_version=1;",
+                         nullptr, nullptr, nullptr),
+            SQLITE_OK);
+  sqlite3_close(database);
+  Journal journal = must_open();
+  EXPECT_EQ(journal.wanted("decode").value(), "dcp(4)");
+  ASSERT_EQ(journal.history(9).value().size(), 1u);
+  EXPECT_EQ(journal.history(9).value()[0].command, "cancel");
+  ASSERT_TRUE(journal.end_command(1, "ok", Epoch{3}).has_value());
+  EXPECT_EQ(journal.history(9).value()[0].epoch, Epoch{3});
+}
+
 TEST_F(JournalTest, ConfigurationIsReplacedWhole) {
   Journal journal = must_open();
   ASSERT_TRUE(journal.set_configuration({{"a", "1"}, {"b", "2"}}).has_value());

@@ -18,6 +18,7 @@ LocalOptions worker_options(const EngineOptions& options) {
 controlplane::Limits limits_of(const LocalModel& model, const EngineOptions& options) {
   controlplane::Limits limits;
   limits.rank_count = options.workers.rank_count;
+  if (options.start_ranks != 0) limits.topology = kv::Topology(options.start_ranks);
   limits.geometry = model.config.cache_geometry(options.workers.cache, options.workers.block_tokens);
   const int64_t index_pages =
       limits.geometry.page_bytes(kv::Stream::kIndexKeys) > 0 ? options.workers.pool.index_keys : 0;
@@ -44,9 +45,9 @@ controlplane::Limits limits_of(const LocalModel& model, const EngineOptions& opt
 }  // namespace
 
 LocalEngine::LocalEngine(const LocalModel& model, const EngineOptions& options)
-    : options_(options),
-      workers_(model, worker_options(options)),
-      control_plane_(limits_of(model, options)) {}
+    : options_(options), workers_(model, worker_options(options)), control_plane_(limits_of(model, options)) {
+  if (options.start_ranks != 0) workers_.begin_epoch(kv::Topology(options.start_ranks));
+}
 
 RequestId LocalEngine::submit(const std::vector<uint32_t>& prompt, const RequestOptions& options) {
   controlplane::RequestArrived event;
@@ -75,6 +76,10 @@ void LocalEngine::regroup(RequestId request, kv::DecodeWish decode, kv::IndexWis
   events_.push_back(event);
 }
 
+void LocalEngine::change(int rank, bool joins) {
+  events_.emplace_back(controlplane::TopologyRequested{next_command_++, rank, joins});
+}
+
 void LocalEngine::notice(const controlplane::Notice& notice) {
   if (const auto* token = std::get_if<controlplane::TokenNotice>(&notice)) {
     RequestOutcome& outcome = outcomes_[token->request];
@@ -88,6 +93,12 @@ void LocalEngine::notice(const controlplane::Notice& notice) {
     outcomes_[finished->request].notice = *finished;
   } else if (const auto* regrouped = std::get_if<controlplane::RegroupedNotice>(&notice)) {
     outcomes_[regrouped->request].regroups.push_back(*regrouped);
+  } else if (const auto* topology = std::get_if<controlplane::TopologyNotice>(&notice)) {
+    if (topology->error.code == ErrorCode::kOk) {
+      ASSERT_TRUE(plans_.empty()) << "plans of the old ranks are still in flight";
+      workers_.begin_epoch(kv::Topology(topology->ranks));
+    }
+    changes_.push_back(*topology);
   }
 }
 

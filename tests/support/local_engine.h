@@ -21,6 +21,7 @@ struct EngineOptions {
   int64_t max_chunk_rows = 0;
   int plans_in_flight = 2;
   int64_t max_context = 2048;
+  RankMask start_ranks = 0;  // that take part at first; 0: all
 };
 
 struct RequestOptions {
@@ -50,6 +51,7 @@ class LocalEngine {
   RequestId submit(const std::vector<uint32_t>& prompt, const RequestOptions& options);
   void send(const controlplane::Event& event) { events_.push_back(event); }
   void regroup(RequestId request, kv::DecodeWish decode, kv::IndexWish index);
+  void change(int rank, bool joins);
 
   // Runs one step; false when nothing is left to run. `seen` hears of every plan before it runs.
   bool step();
@@ -59,6 +61,7 @@ class LocalEngine {
   const RequestOutcome& outcome(RequestId request) { return outcomes_[request]; }
   controlplane::ControlPlane& control_plane() { return control_plane_; }
   LocalWorkers& workers() { return workers_; }
+  const std::vector<controlplane::TopologyNotice>& changes() const { return changes_; }
   int64_t steps() const { return steps_; }
   int64_t exchanges() const { return exchanges_; }  // that rank 0 has passed
   // SHA-256 over the raw logits of positions 0 … end, in order, one after the other. CHECKs that all are
@@ -75,6 +78,7 @@ class LocalEngine {
   std::vector<controlplane::Event> events_;
   std::vector<wire::StepPlan> plans_;  // in flight, in order
   std::map<RequestId, RequestOutcome> outcomes_;
+  std::vector<controlplane::TopologyNotice> changes_;
   uint64_t next_request_ = 1;
   uint64_t next_command_ = 1;
   int64_t steps_ = 0, exchanges_ = 0;

@@ -75,49 +75,65 @@ LocalWorkers::LocalWorkers(const LocalModel& model, const LocalOptions& options)
     auto state = std::make_unique<Rank>();
     state->pool = std::make_unique<worker::ThreadPool>(options.threads);
     state->exchange = std::make_unique<worker::Exchange>(*control_, mailboxes, mailbox, rank);
-    state->exchange->begin_epoch(Epoch{1});
-    worker::RunnerSetup setup;
-    setup.config = &model.config;
-    setup.weights = &model.weights;
-    setup.cache = options.cache;
-    setup.block_tokens = options.block_tokens;
-    setup.max_step_rows = options.max_step_rows;
-    setup.rank = rank;
-    setup.control = control_.get();
-    setup.pools = pools_;
-    setup.exchange = state->exchange.get();
-    setup.parallel = state->pool.get();
-    setup.on_logits = [this](uint64_t request, int64_t position, std::span<const float> logits) {
-      if (!keep_logits_) return;
-      const std::lock_guard lock(logits_mutex_);
-      std::vector<float>& row = logits_[{request, position}];
-      if (!row.empty()) {
-        EXPECT_EQ(std::memcmp(row.data(), logits.data(), logits.size_bytes()), 0)
-            << "request " << request << ", position " << position << " computed twice with other bits";
-      }
-      row.assign(logits.begin(), logits.end());
-    };
-    setup.on_guess = [this](uint64_t request, int64_t position, int64_t round,
-                            std::span<const float> logits) {
-      const std::lock_guard lock(logits_mutex_);
-      guesses_[{request, position, round}].assign(logits.begin(), logits.end());
-    };
-    state->runner = std::make_unique<worker::StepRunner>(std::move(setup));
     ranks_.push_back(std::move(state));
+  }
+  begin_epoch(kv::Topology::of_all(options.rank_count));
+}
+
+worker::RunnerSetup LocalWorkers::setup_of(int rank) {
+  worker::RunnerSetup setup;
+  setup.config = &model_.config;
+  setup.weights = &model_.weights;
+  setup.cache = options_.cache;
+  setup.block_tokens = options_.block_tokens;
+  setup.max_step_rows = options_.max_step_rows;
+  setup.rank = rank;
+  setup.topology = topology_;
+  setup.control = control_.get();
+  setup.pools = pools_;
+  setup.exchange = ranks_[static_cast<size_t>(rank)]->exchange.get();
+  setup.parallel = ranks_[static_cast<size_t>(rank)]->pool.get();
+  setup.on_logits = [this](uint64_t request, int64_t position, std::span<const float> logits) {
+    if (!keep_logits_) return;
+    const std::lock_guard lock(logits_mutex_);
+    std::vector<float>& row = logits_[{request, position}];
+    if (!row.empty()) {
+      EXPECT_EQ(std::memcmp(row.data(), logits.data(), logits.size_bytes()), 0)
+          << "request " << request << ", position " << position << " computed twice with other bits";
+    }
+    row.assign(logits.begin(), logits.end());
+  };
+  setup.on_guess = [this](uint64_t request, int64_t position, int64_t round, std::span<const float> logits) {
+    const std::lock_guard lock(logits_mutex_);
+    guesses_[{request, position, round}].assign(logits.begin(), logits.end());
+  };
+  return setup;
+}
+
+void LocalWorkers::begin_epoch(const kv::Topology& topology) {
+  control_->abort_epoch(epoch_);
+  epoch_ = Epoch{number(epoch_) + 1};
+  topology_ = topology;
+  for (int place = 0; place < topology.count(); ++place) {
+    Rank& rank = *ranks_[static_cast<size_t>(topology.rank(place))];
+    rank.exchange->begin_epoch(epoch_, topology);
+    rank.runner = std::make_unique<worker::StepRunner>(setup_of(topology.rank(place)));
   }
 }
 
 LocalWorkers::~LocalWorkers() = default;
 
 Result<std::vector<wire::StepResult>> LocalWorkers::run(const wire::StepPlan& plan) {
-  std::vector<std::optional<Result<wire::StepResult>>> results(ranks_.size());
-  auto run_rank = [&](size_t rank) {
+  const auto count = static_cast<size_t>(topology_.count());
+  std::vector<std::optional<Result<wire::StepResult>>> results(count);
+  auto run_rank = [&](size_t place) {
     kernels::set_flush_to_zero();
-    results[rank].emplace(ranks_[rank]->runner->run(plan, Epoch{1}));
-    if (!results[rank]->has_value()) control_->abort_epoch(Epoch{1});
+    Rank& rank = *ranks_[static_cast<size_t>(topology_.rank(static_cast<int>(place)))];
+    results[place].emplace(rank.runner->run(plan, epoch_));
+    if (!results[place]->has_value()) control_->abort_epoch(epoch_);
   };
   std::vector<std::thread> threads;
-  for (size_t rank = 1; rank < ranks_.size(); ++rank) threads.emplace_back(run_rank, rank);
+  for (size_t place = 1; place < count; ++place) threads.emplace_back(run_rank, place);
   run_rank(0);
   for (std::thread& thread : threads) thread.join();
   std::vector<wire::StepResult> out;

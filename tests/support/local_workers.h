@@ -51,7 +51,9 @@ class LocalWorkers {
   const LocalModel& model() const { return model_; }
   kv::PagePool& pool(int rank) { return pools_[static_cast<size_t>(rank)]; }
 
-  // Runs one plan on all ranks; fails with the first rank's error.
+  // A new epoch, in which these ranks take part; at first all do.
+  void begin_epoch(const kv::Topology& topology);
+  // Runs one plan on the ranks that take part; fails with the first rank's error. Results in order of ranks.
   Result<std::vector<wire::StepResult>> run(const wire::StepPlan& plan);
   // Every row of logits that was asked for, by (request, position). A row computed twice must be equal.
   const std::map<std::pair<uint64_t, int64_t>, std::vector<float>>& logits() const { return logits_; }
@@ -67,6 +69,7 @@ class LocalWorkers {
 
  private:
   struct Rank;
+  worker::RunnerSetup setup_of(int rank);
   const LocalModel& model_;
   LocalOptions options_;
   kv::CacheGeometry geometry_;
@@ -74,6 +77,8 @@ class LocalWorkers {
   std::unique_ptr<kv::ControlArena> control_;
   std::vector<kv::PagePool> pools_;
   std::vector<std::unique_ptr<Rank>> ranks_;
+  kv::Topology topology_;
+  Epoch epoch_{0};
   std::mutex logits_mutex_;
   bool keep_logits_ = true;
   std::map<std::pair<uint64_t, int64_t>, std::vector<float>> logits_;

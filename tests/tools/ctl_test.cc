@@ -114,7 +114,17 @@ TEST(Parse, FaultsAreUsageErrorsThatPointToHelp) {
                           {"status", "--timeout", "-1"},
                           {"status", "--timeout", "nan"},
                           {"status", "-w", "--interval", "0"},
-                          {"status", "workers"}};
+                          {"status", "workers"},
+                          {"drain"},
+                          {"drain", "one"},
+                          {"workers", "increase"},
+                          {"workers", "add"},
+                          {"workers", "add", "cpu", "--rank", "1"},
+                          {"workers", "remove"},
+                          {"workers", "remove", "x"},
+                          {"workers", "remove", "--rank", "1"},
+                          {"workers", "--rank", "1"},
+                          {"history", "--limit", "-1"}};
   for (const Words& words : faults) {
     const Outcome outcome = run(words);
     std::string line;
@@ -240,7 +250,9 @@ TEST(ExitCodes, NoDaemonIs69ForEveryCommandThatNeedsOne) {
                          {"explain", "1"}, {"regroup", "1", "--decode", "tp"},
                          {"cancel", "1"},  {"generate", "hello"},
                          {"workers"},      {"version"},
-                         {"record", "on"}, {"stop"}};
+                         {"record", "on"}, {"stop"},
+                         {"drain", "1"},   {"workers", "remove", "1"},
+                         {"history"},      {"workers", "add", "cpu"}};
   for (Words words : lines) {
     words.insert(words.end(), {"--state-dir", "/tmp/weft-no-such-folder"});
     const Outcome text = run(words);
@@ -539,6 +551,53 @@ TEST(Regroup, NeedsATargetAndAChange) {
                              Words{"regroup", "--all"}, Words{"regroup", "7", "--all", "--decode", "tp"}}) {
     EXPECT_EQ(run(words).code, kExitUsage);
   }
+}
+
+TEST(Workers, ChangesSendWhatWasSaidAndShowTheTopology) {
+  wire::ControlRequest got;
+  FakeDaemon daemon(no_client(), [&](const wire::ControlRequest& request) {
+    got = request;
+    wire::ControlReply reply;
+    wire::TopologyReply* topology = reply.mutable_topology();
+    topology->set_epoch(7);
+    for (const uint32_t rank : {0u, 1u, 3u}) topology->add_active(rank);
+    topology->set_bytes_moved(3 << 20);
+    topology->set_sequences_moved(2);
+    return test::framed(reply);
+  });
+  EXPECT_EQ(run(at(daemon, {"drain", "2"})).out,
+            "epoch 7: ranks 0, 1, 3 compute; moved 3.0 MiB of 2 requests\n");
+  EXPECT_EQ(got.drain().rank(), 2u);
+  EXPECT_EQ(run(at(daemon, {"workers", "remove", "2"})).code, kExitOk);
+  EXPECT_EQ(got.remove_worker().rank(), 2u);
+  EXPECT_EQ(run(at(daemon, {"workers", "add", "--rank", "2"})).code, kExitOk);
+  EXPECT_EQ(got.add_worker().rank(), 2u);
+  EXPECT_EQ(got.add_worker().device(), "");
+  const Outcome added = run(at(daemon, {"workers", "add", "cpu:4-7", "-o", "json"}));
+  EXPECT_FALSE(got.add_worker().has_rank());
+  EXPECT_EQ(got.add_worker().device(), "cpu:4-7");
+  const Json document = Json::parse(added.out, nullptr, false);
+  ASSERT_TRUE(document.is_object()) << added.out;
+  EXPECT_EQ(document["workers"]["active"], Json({0, 1, 3}));
+}
+
+TEST(History, ShowsLinesNewestLast) {
+  FakeDaemon daemon(no_client(), [&](const wire::ControlRequest& request) {
+    EXPECT_EQ(request.history().limit(), 5u);
+    wire::ControlReply reply;
+    for (const char* what : {"drain 2", "recovery"}) {
+      wire::HistoryLine* line = reply.mutable_history()->add_lines();
+      line->set_time("2000-01-01T00:00:00Z");
+      line->set_epoch(what[0] == 'd' ? 3 : 0);
+      line->set_what(what);
+      line->set_outcome("ok");
+    }
+    return test::framed(reply);
+  });
+  const Outcome outcome = run(at(daemon, {"history", "--limit", "5"}));
+  EXPECT_EQ(outcome.code, kExitOk);
+  EXPECT_THAT(outcome.out, HasSubstr("2000-01-01T00:00:00Z      3  drain 2   ok\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("2000-01-01T00:00:00Z      -  recovery  ok\n"));
 }
 
 TEST(Cancel, TriesAllAndReportsTheFirstFailure) {

@@ -89,13 +89,13 @@ struct Route {
 // byte does not stop it: the others would wait in vain.
 bool run_points(Exchange& exchange, uint64_t seed, Epoch epoch, uint32_t points) {
   SplitMix64 jitter(seed ^ static_cast<uint64_t>(exchange.rank()) ^ 0x777);
-  const int ranks = exchange.rank_count();
+  const int ranks = exchange.topology().count(), place = exchange.topology().place(exchange.rank());
   bool right = true;
   for (uint32_t point = 1; point <= points; ++point) {
     std::span<std::byte> outbox = exchange.outbox();
     size_t at = 0;
     for (int to = 0; to < ranks; ++to) {
-      const Route route{seed, epoch, point, exchange.rank(), to};
+      const Route route{seed, epoch, point, place, to};
       for (size_t i = 0; i < route.bytes(); ++i) outbox[at++] = route.byte(i);
     }
     if (jitter.below(16) == 0) std::this_thread::yield();
@@ -104,8 +104,8 @@ bool run_points(Exchange& exchange, uint64_t seed, Epoch epoch, uint32_t points)
     for (int from = 0; from < ranks; ++from) {
       const std::span<const std::byte> inbox = exchange.inbox(from);
       size_t offset = 0;
-      for (int to = 0; to < exchange.rank(); ++to) offset += Route{seed, epoch, point, from, to}.bytes();
-      const Route mine{seed, epoch, point, from, exchange.rank()};
+      for (int to = 0; to < place; ++to) offset += Route{seed, epoch, point, from, to}.bytes();
+      const Route mine{seed, epoch, point, from, place};
       for (size_t i = 0; i < mine.bytes(); ++i) {
         right = right && inbox[offset + i] == mine.byte(i);
       }
@@ -137,6 +137,30 @@ TEST(Exchange, EqualsTheModelBetweenThreads) {
     }
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(good, 3 * ranks);
+  }
+}
+
+TEST(Exchange, WaitsForTheRanksOfTheEpochAndForNobodyElse) {
+  constexpr int kRanks = 4;
+  const Memory memory(kRanks);
+  kv::ControlArena::format(memory.map_control(), limits(kRanks)).value();
+  std::vector<std::unique_ptr<View>> views;
+  for (int rank = 0; rank < kRanks; ++rank) views.push_back(std::make_unique<View>(memory, rank));
+  uint32_t epoch = 0;
+  for (const RankMask ranks : {0b1111u, 0b1010u, 0b0111u, 0b0100u, 0b1101u, 0b1111u}) {
+    const kv::Topology topology(ranks);
+    ++epoch;
+    std::atomic<int> good{0};
+    std::vector<std::thread> threads;
+    for (int place = 0; place < topology.count(); ++place) {
+      threads.emplace_back([&, place] {
+        Exchange& exchange = *views[static_cast<size_t>(topology.rank(place))]->exchange;
+        exchange.begin_epoch(Epoch{epoch}, topology);
+        good += run_points(exchange, 31, Epoch{epoch}, 300) ? 1 : 0;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(good, topology.count()) << topology.text();
   }
 }
 

@@ -36,6 +36,13 @@ struct Arguments {
   std::string topic;
   bool markdown = false;
 
+  // drain, workers, history
+  uint32_t rank = 0;
+  std::string action;
+  std::string what;
+  std::optional<uint32_t> drained_rank;
+  uint32_t limit = 100;
+
   // generate
   std::string prompt;
   std::string file;

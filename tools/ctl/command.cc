@@ -188,12 +188,44 @@ Command pins() {
 }
 
 Command workers() {
-  return {"workers",
-          "the worker processes",
-          "One line per rank: state, process, restarts, how the last one ended, and where its time went.",
-          {},
-          {"weftctl workers"},
-          run_workers};
+  return {
+      "workers",
+      "the worker processes",
+      "Without an action, one line per rank: state, process, restarts, how the last one ended, and where "
+      "its time went. weftctl workers add brings a worker in while requests run: a new process on a device, "
+      "or, with --rank, one that was drained or removed before. weftctl workers remove drains a worker and "
+      "ends its process. Requests go on with the same bits; what a grouping needs elsewhere is moved first, "
+      "and where there is no room for it, nothing changes.",
+      {{"ACTION", "", "add or remove; nothing: show them", &A::action, Check::kChoice, {"add", "remove"}},
+       {"WHAT", "", "to add: a device (cpu, cpu:0-3); to remove: a rank", &A::what},
+       {"--rank", "RANK", "to add: the drained or removed rank that comes back", &A::drained_rank}},
+      {"weftctl workers", "weftctl workers add cpu:4-7", "weftctl workers add --rank 3",
+       "weftctl workers remove 3"},
+      run_workers};
+}
+
+Command drain() {
+  return {
+      "drain",
+      "move everything off a worker and run on without it",
+      "The cache pages of running requests and of the prefix cache that lie on this rank alone move to the "
+      "others, then steps run without it. Its process and its memory stay; weftctl workers add --rank brings "
+      "it back. Nothing changes, and the reason is told, where the others have no room, or where it is the "
+      "last one.",
+      {{"RANK", "", "the worker", &A::rank, Check::kNone, {}, true}},
+      {"weftctl drain 3"},
+      run_drain};
+}
+
+Command history() {
+  return {
+      "history",
+      "what changed the daemon's course",
+      "Commands, workers that came and went, and recoveries, the newest last, each with its outcome and the "
+      "epoch it was done in. Earlier runs of the daemon on the same state folder count.",
+      {{"--limit", "LINES", "how many, default 100", &A::limit}},
+      {"weftctl history", "weftctl history --limit 5"},
+      run_history};
 }
 
 Command version() {
@@ -251,9 +283,9 @@ Command help() {
 }  // namespace
 
 const std::vector<Command>& commands() {
-  static const std::vector<Command> table = {status(),  generate(), requests(), explain(), regroup(),
-                                             cancel(),  pin(),      unpin(),    pins(),    workers(),
-                                             version(), record(),   plans(),    stop(),    help()};
+  static const std::vector<Command> table = {
+      status(),  generate(), requests(), explain(), regroup(), cancel(), pin(),  unpin(), pins(),
+      workers(), drain(),    history(),  version(), record(),  plans(),  stop(), help()};
   return table;
 }
 
@@ -272,7 +304,9 @@ const std::vector<Option>& global_options() {
       {"--client", "ENDPOINT",
        "the daemon's client endpoint (ipc://… or tcp://…); default: as the daemon says", &A::client_endpoint},
       {"--timeout", "SECONDS",
-       "give up after this long; 0: never. Default 10, 30 for stop, none for generate", &A::timeout_s}};
+       "give up after this long; 0: never. Default 10, 30 for stop, 600 for changes of workers, none for "
+       "generate",
+       &A::timeout_s}};
   return table;
 }
 

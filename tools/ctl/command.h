@@ -15,10 +15,10 @@
 
 namespace weft::ctl {
 
-using Target =
-    std::variant<bool Arguments::*, std::string Arguments::*, int32_t Arguments::*, uint32_t Arguments::*,
-                 uint64_t Arguments::*, double Arguments::*, std::optional<double> Arguments::*,
-                 std::vector<uint32_t> Arguments::*, std::vector<uint64_t> Arguments::*>;
+using Target = std::variant<bool Arguments::*, std::string Arguments::*, int32_t Arguments::*,
+                            uint32_t Arguments::*, uint64_t Arguments::*, double Arguments::*,
+                            std::optional<double> Arguments::*, std::optional<uint32_t> Arguments::*,
+                            std::vector<uint32_t> Arguments::*, std::vector<uint64_t> Arguments::*>;
 
 enum class Check {
   kNone,

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <functional>
 #include <iostream>
 
@@ -23,6 +24,7 @@ namespace weft::ctl {
 namespace {
 
 constexpr Duration kStopTimeout = std::chrono::seconds(30);
+constexpr Duration kChangeTimeout = std::chrono::minutes(10);  // of the workers: a new one loads first
 constexpr Duration kReadyInterval = std::chrono::milliseconds(100);
 
 void put(Context& context, const std::string& text) { context.out << text << std::flush; }
@@ -230,7 +232,65 @@ Result<void> run_cancel(Context& context) {
   return first_of(std::move(failures), context);
 }
 
+namespace {
+
+Result<uint32_t> rank_in(const std::string& text) {
+  uint32_t rank = 0;
+  const char* end = text.data() + text.size();
+  if (text.empty() || std::from_chars(text.data(), end, rank).ptr != end) {
+    return error(ErrorCode::kInvalidArgument,
+                 "\"" + text + "\" is no rank: a number as weftctl workers shows it", "WHAT");
+  }
+  return rank;
+}
+
+Result<wire::ControlRequest> change_request(const Arguments& a) {
+  wire::ControlRequest request;
+  if (a.action == "remove") {
+    if (a.drained_rank) return error(ErrorCode::kInvalidArgument, "is for workers add", "--rank");
+    TRY(const uint32_t rank, rank_in(a.what));
+    request.mutable_remove_worker()->set_rank(rank);
+    return request;
+  }
+  if (a.what.empty() == !a.drained_rank) {
+    return error(ErrorCode::kInvalidArgument, "workers add needs a device, or --rank, and not both", "WHAT");
+  }
+  request.mutable_add_worker()->set_device(a.what);
+  if (a.drained_rank) request.mutable_add_worker()->set_rank(*a.drained_rank);
+  return request;
+}
+
+// Blocks may have to move first, and a new worker to load.
+Result<void> change_workers(Context& context, const std::string& command, wire::ControlRequest request) {
+  TRY(auto control, client::ControlClient::connect(control_path(context.arguments)));
+  TRY(const auto reply, control.call(std::move(request), timeout_of(context.arguments, kChangeTimeout)));
+  put(context, text_of(context, command, reply.topology(), topology_view(reply.topology())));
+  return {};
+}
+
+}  // namespace
+
+Result<void> run_drain(Context& context) {
+  wire::ControlRequest request;
+  request.mutable_drain()->set_rank(context.arguments.rank);
+  return change_workers(context, "drain", std::move(request));
+}
+
+Result<void> run_history(Context& context) {
+  wire::ControlRequest request;
+  request.mutable_history()->set_limit(context.arguments.limit);
+  TRY(const auto reply, ask(context, std::move(request)));
+  put(context, text_of(context, "history", reply.history(), history_view(reply.history(), context.terminal)));
+  return {};
+}
+
 Result<void> run_workers(Context& context) {
+  if (!context.arguments.action.empty()) {
+    TRY(auto change, change_request(context.arguments));
+    return change_workers(context, "workers", std::move(change));
+  }
+  if (context.arguments.drained_rank)
+    return error(ErrorCode::kInvalidArgument, "is for workers add", "--rank");
   wire::ControlRequest request;
   request.mutable_workers();
   TRY(const auto reply, ask(context, std::move(request)));

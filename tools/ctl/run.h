@@ -21,6 +21,8 @@ Result<void> run_pin(Context& context);
 Result<void> run_unpin(Context& context);
 Result<void> run_pins(Context& context);
 Result<void> run_workers(Context& context);
+Result<void> run_drain(Context& context);
+Result<void> run_history(Context& context);
 Result<void> run_version(Context& context);
 Result<void> run_record(Context& context);
 Result<void> run_stop(Context& context);

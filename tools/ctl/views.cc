@@ -328,6 +328,24 @@ std::string pins_view(const wire::PinsReply& reply, const Terminal& terminal) {
   return table.text(terminal);
 }
 
+std::string topology_view(const wire::TopologyReply& reply) {
+  std::string ranks;
+  for (const uint32_t rank : reply.active()) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  std::string out = "epoch " + std::to_string(reply.epoch()) + ": ranks " + ranks + " compute; moved " +
+                    bytes(reply.bytes_moved()) + " of " + count(reply.sequences_moved()) + " requests";
+  if (reply.blocks_dropped() > 0) out += ", dropped " + count(reply.blocks_dropped()) + " cached blocks";
+  return out + "\n";
+}
+
+std::string history_view(const wire::HistoryReply& reply, const Terminal& terminal) {
+  Table table({{"time"}, {"epoch", true}, {"what"}, {"outcome", false, true}});
+  for (const auto& line : reply.lines()) {
+    table.add(
+        {line.time(), line.epoch() == 0 ? "-" : std::to_string(line.epoch()), line.what(), line.outcome()});
+  }
+  return table.text(terminal);
+}
+
 std::string explain_view(const wire::ExplainReply& reply, const Terminal& terminal) {
   const auto& status = reply.status();
   const auto& trace = reply.trace();

@@ -12,6 +12,8 @@ namespace weft::ctl {
 std::string status_view(const wire::StatusReply& status, const Terminal& terminal);
 std::string requests_view(const wire::RequestsReply& reply, const Terminal& terminal);
 std::string pins_view(const wire::PinsReply& reply, const Terminal& terminal);
+std::string topology_view(const wire::TopologyReply& reply);
+std::string history_view(const wire::HistoryReply& reply, const Terminal& terminal);
 std::string workers_view(const wire::WorkersReply& reply, const Terminal& terminal);
 std::string explain_view(const wire::ExplainReply& reply, const Terminal& terminal);
 // What generate --stats says of a request that has ended.

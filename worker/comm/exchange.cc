@@ -67,8 +67,10 @@ Exchange::Exchange(kv::ControlArena& control, std::vector<std::byte*> mailboxes,
   CHECK(rank >= 0 && rank < rank_count(), "rank ", rank);
 }
 
-void Exchange::begin_epoch(Epoch epoch) {
+void Exchange::begin_epoch(Epoch epoch, const kv::Topology& ranks) {
   CHECK_NE(number(epoch), 0u);
+  CHECK(ranks.contains(rank_), "rank ", rank_, " takes no part");
+  topology_ = ranks;
   epoch_ = epoch;
   passed_ = 0;
   waited_ = Duration::zero();
@@ -88,14 +90,14 @@ std::byte* Exchange::outbox_of(int rank, uint32_t point) const {
 std::span<std::byte> Exchange::outbox() { return {outbox_of(rank_, passed_ + 1), outbox_bytes_}; }
 
 std::span<const std::byte> Exchange::inbox(int from) const {
-  CHECK(from >= 0 && from < rank_count(), "rank ", from);
   CHECK_NE(passed_, 0u);
-  return {outbox_of(from, passed_), outbox_bytes_};
+  return {outbox_of(topology_.rank(from), passed_), outbox_bytes_};
 }
 
 RankMask Exchange::missing(uint32_t target) const {
   RankMask mask = 0;
-  for (int rank = 0; rank < rank_count(); ++rank) {
+  for (int place = 0; place < topology_.count(); ++place) {
+    const int rank = topology_.rank(place);
     // All flags in one total order with all publishes: the rank that publishes last sees everybody.
     const uint32_t flag = control_.exchange_flag(rank).published.load(std::memory_order_seq_cst);
     if (!reached(flag, epoch_, target)) mask |= mask_of(rank);

@@ -1,7 +1,8 @@
 // Exchange points: every rank publishes its outbox, waits for all others, and reads from their outboxes.
 //
-// A rank takes part in every exchange point of a step, with whatever it owes, possibly nothing; which points
-// a step has follows from the plan alone. Groups are address maps (worker/comm/routes.h), not communicators.
+// The ranks of an epoch's topology take part in every exchange point of its steps, with whatever they owe,
+// possibly nothing; which points a step has follows from the plan alone. Groups are address maps
+// (worker/comm/routes.h), not communicators.
 //
 // Each rank's mailbox holds two outboxes, used alternately by exchange number. Because every rank passes
 // every point, a rank that fills outbox n mod 2 knows that all have finished reading exchange n − 2: a reader
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "kv/control_arena.h"
+#include "kv/topology.h"
 #include "proto/vocab/clock.h"
 #include "proto/vocab/ids.h"
 #include "proto/vocab/result.h"
@@ -53,8 +55,10 @@ class Exchange {
   Exchange(kv::ControlArena& control, std::vector<std::byte*> mailboxes, size_t mailbox_bytes, int rank);
 
   // Restarts at exchange 0. The daemon begins an epoch only when every rank has left the one before or is
-  // reaped: nobody still reads an outbox.
-  void begin_epoch(Epoch epoch);
+  // reaped: nobody still reads an outbox. `ranks`: those that take part, this one too; others' flags are not
+  // looked at.
+  void begin_epoch(Epoch epoch, const kv::Topology& ranks);
+  void begin_epoch(Epoch epoch) { begin_epoch(epoch, kv::Topology::of_all(rank_count())); }
   void set_deadline(Duration deadline) { deadline_ = deadline; }  // of one pass(); default kDefaultDeadline
   Duration deadline() const { return deadline_; }
   void set_spin(Duration spin) { spinner_ = Spinner(spin); }  // default: spin_time(rank count)
@@ -64,13 +68,14 @@ class Exchange {
   // Publishes the outbox and waits until all ranks have published theirs. kCancelled: the epoch was aborted;
   // kDeadlineExceeded: names the ranks that are missing, the point and the layer.
   Result<void> pass(ExchangePoint point, int layer);
-  // What rank `from` published at the point just passed; valid until the next pass().
+  // What the rank at place `from` published at the point just passed; valid until the next pass().
   std::span<const std::byte> inbox(int from) const;
 
   int rank() const { return rank_; }
-  int rank_count() const { return static_cast<int>(mailboxes_.size()); }
-  uint32_t passed() const { return passed_; }  // in this epoch
-  Duration waited() const { return waited_; }  // in this epoch, inside pass()
+  int rank_count() const { return static_cast<int>(mailboxes_.size()); }  // that there are
+  const kv::Topology& topology() const { return topology_; }              // of this epoch
+  uint32_t passed() const { return passed_; }                             // in this epoch
+  Duration waited() const { return waited_; }                             // in this epoch, inside pass()
   uint64_t sleeps() const { return sleeps_; }  // in this epoch: waits on the bell, each ended by a wake-up
 
  private:
@@ -84,6 +89,7 @@ class Exchange {
   std::vector<std::byte*> mailboxes_;
   size_t outbox_bytes_ = 0;
   int rank_ = 0;
+  kv::Topology topology_;
   Epoch epoch_{};
   uint32_t passed_ = 0;
   Duration deadline_ = kDefaultDeadline;

@@ -197,6 +197,7 @@ int64_t head_exchanges(std::span<const HeadRow> rows) {
 int64_t StepLayout::exchange_count(const ModelConfig& config) const {
   if (rank_count_ == 1) return 0;
   int64_t count = passes_copies() ? 1 : 0;
+  if (row_count_ == 0) return count;  // a plan that only copies
   for (const LayerConfig& layer : config.layers) {
     count += (passes_entries(layer.indexer) ? 1 : 0) + partial_rounds() + 2;
   }

@@ -10,10 +10,10 @@ namespace weft::worker {
 namespace {
 
 // The holder this rank reads a block from: itself if it can, else the next holder round the ring.
-int reader_of(std::span<const PageId> pages, int rank, int rank_count) {
-  for (int i = 0; i < rank_count; ++i) {
-    const int holder = (rank + i) % rank_count;
-    if (pages[static_cast<size_t>(holder)] != kNoPage) return holder;
+int reader_of(const StepState& state, std::span<const PageId> pages) {
+  for (int i = 0; i < state.rank_count; ++i) {
+    const int holder = (state.rank + i) % state.rank_count;
+    if (state.page_at(pages, holder) != kNoPage) return holder;
   }
   return -1;
 }
@@ -29,7 +29,7 @@ Result<void> view_part(const StepState& state, const SpanRoute& span, kv::Stream
   for (int64_t block = 0; block < blocks; ++block) {
     if (c > 1 && kv::residue_class(block, c) != own_class) continue;
     const auto pages = state.setup.control->pages(span.table, block, number);
-    const int holder = reader_of(pages, state.rank, state.rank_count);
+    const int holder = reader_of(state, pages);
     if (holder < 0 || (local && holder != state.rank)) {
       return error(ErrorCode::kFailedPrecondition,
                    std::string(kv::stream_name(stream)) + " part " + std::to_string(part) + " of block " +
@@ -37,8 +37,7 @@ Result<void> view_part(const StepState& state, const SpanRoute& span, kv::Stream
                        " is not resident where rank " + std::to_string(state.rank) + " must read it",
                    "plan");
     }
-    view.page[static_cast<size_t>(block)] =
-        state.setup.pools[static_cast<size_t>(holder)].page(stream, pages[static_cast<size_t>(holder)]);
+    view.page[static_cast<size_t>(block)] = state.pool_at(holder).page(stream, state.page_at(pages, holder));
     view.remote[static_cast<size_t>(block)] = holder != state.rank;
   }
   return {};
@@ -73,11 +72,11 @@ void for_holders(StepState& state, const HomeRow& row, int part, const Write& wr
   if (span.no_write) return;
   const auto pages = state.setup.control->pages(span.table, row.position / state.setup.block_tokens, part);
   for (int holder = 0; holder < state.rank_count; ++holder) {
-    const PageId page = pages[static_cast<size_t>(holder)];
+    const PageId page = state.page_at(pages, holder);
     if (page == kNoPage) continue;
     // A wide row's holders all compute it: each writes its own page. A whole row has one producer.
     if (span.wide && holder != state.rank) continue;
-    write(state.setup.pools[static_cast<size_t>(holder)], page, holder != state.rank);
+    write(state.pool_at(holder), page, holder != state.rank);
   }
 }
 

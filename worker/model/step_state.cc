@@ -10,8 +10,10 @@ StepState::StepState(RunnerSetup given)
       weights(*setup.weights),
       parallel(*setup.parallel),
       exchange(*setup.exchange),
-      rank(setup.rank),
-      rank_count(static_cast<int>(setup.pools.size())),
+      topology(setup.topology.count() > 0 ? setup.topology
+                                          : kv::Topology::of_all(static_cast<int>(setup.pools.size()))),
+      rank(topology.place(setup.rank)),
+      rank_count(topology.count()),
       geometry(config.cache_geometry(setup.cache, setup.block_tokens)) {}
 
 std::vector<kv::Range> StepState::attended() const {

@@ -43,8 +43,19 @@ struct StepState {
   const ModelWeights& weights;
   kernels::Parallel& parallel;
   Exchange& exchange;
+  const kv::Topology topology;
+  // In a step a rank goes by its place in the topology, and rank_count are those that take part: here, and
+  // wherever worker/model and worker/comm say rank.
   const int rank, rank_count;
   const kv::CacheGeometry geometry;
+
+  // The page and the pool of the rank at a place.
+  PageId page_at(std::span<const PageId> pages, int place) const {
+    return pages[static_cast<size_t>(topology.rank(place))];
+  }
+  const kv::PagePool& pool_at(int place) const {
+    return setup.pools[static_cast<size_t>(topology.rank(place))];
+  }
 
   // Of the step being run.
   StepLayout layout;

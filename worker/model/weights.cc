@@ -256,9 +256,9 @@ int64_t weight_arena_bytes(const ModelConfig& config, DType dtype) {
 }
 
 Result<LoadCounts> load_weights(const std::string& folder, const ModelConfig& config, DType dtype,
-                                std::byte* arena, int64_t arena_bytes, int rank, int rank_count,
+                                std::byte* arena, int64_t arena_bytes, int rank, int packers,
                                 const std::function<void(const LoadCounts&)>& progress) {
-  CHECK(rank >= 0 && rank < rank_count, rank, " of ", rank_count);
+  CHECK(rank >= 0 && packers >= 1, rank, " of ", packers);
   ModelWeights unused;
   const WeightPlan plan = plan_weights(config, dtype, unused);
   check_arena(arena, arena_bytes, plan);
@@ -268,8 +268,8 @@ Result<LoadCounts> load_weights(const std::string& folder, const ModelConfig& co
   if (!directory.claim(plan)) return other_model();
 
   LoadCounts counts;
-  const auto first = static_cast<size_t>(rank);
-  const auto stride = static_cast<size_t>(rank_count);
+  const size_t first = rank < packers ? static_cast<size_t>(rank) : plan.places.size();
+  const auto stride = static_cast<size_t>(packers);
   for (size_t i = first; i < plan.places.size(); i += stride) {
     ++counts.tensors_total;
     counts.bytes_total += plan.places[i].bytes;

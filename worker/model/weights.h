@@ -1,9 +1,9 @@
 // The packed weights of a model, in the weight arena, and how they get there.
 //
 // The layout of the arena is a pure function of configuration and weight dtype, so every worker computes the
-// same one. Each tensor has one writer (tensor i is packed by rank i mod W) and a seal: the XXH3 of its
-// packed bytes, in the arena's directory, without which nobody reads it. A respawned worker finds its seals,
-// checks them against the bytes, and packs nothing but what does not match.
+// same one. Each tensor has one writer (tensor i is packed by rank i mod `packers`, the ranks there are at
+// start) and a seal: the XXH3 of its packed bytes, in the arena's directory, without which nobody reads it. A
+// respawned worker finds its seals, checks them against the bytes, and packs nothing but what does not match.
 //
 // A fresh arena is zeros. Ranks may load at the same time from several processes: they share only the
 // directory's words, which are atomic. A matrix is packed for the views that the runner takes of it;
@@ -89,11 +89,11 @@ struct LoadCounts {
 // Opens the checkpoint (model.safetensors, or the shards of model.safetensors.index.json), checks that every
 // expected tensor is there exactly once with the right shape and that nothing else is (draft layers and
 // rotary tables excepted), and packs this rank's unsealed share into the arena. Expert matrices may be one
-// tensor each or fused per layer. Every value must be finite, also in the dtype it is packed in. `progress`
-// is called after each tensor; it may be empty. kBadCheckpoint names file and tensor, kUnsupported an element
-// type; kFailedPrecondition: the arena holds another model or dtype.
+// tensor each or fused per layer. Ranks from `packers` on have no share. Every value must be finite, also in
+// the dtype it is packed in. `progress` is called after each tensor; it may be empty. kBadCheckpoint names
+// file and tensor, kUnsupported an element type; kFailedPrecondition: the arena holds another model or dtype.
 Result<LoadCounts> load_weights(const std::string& folder, const ModelConfig& config, DType dtype,
-                                std::byte* arena, int64_t arena_bytes, int rank, int rank_count,
+                                std::byte* arena, int64_t arena_bytes, int rank, int packers,
                                 const std::function<void(const LoadCounts&)>& progress);
 
 // Views into an arena whose tensors are all sealed; kFailedPrecondition names the first that is not.
