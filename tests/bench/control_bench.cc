@@ -1,0 +1,417 @@
+// What the control plane costs, in instructions: exact, and the same on a busy machine.
+//
+// Runs itself under valgrind --tool=callgrind and counts the instructions of single regions: pages taken and
+// given back, evictions, looking up a context by its length, a whole turn, a scheduling decision for 256
+// requests. Times are printed only beside a random read of a cache line, for scale. Needs valgrind; says so
+// and ends well if it is not there.
+#include <sys/wait.h>
+#include <unistd.h>
+#include <valgrind/callgrind.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "controlplane/control_plane.h"
+#include "proto/vocab/random.h"
+#include "tests/support/temp_folder.h"
+
+namespace weft {
+namespace {
+
+using namespace controlplane;  // NOLINT
+using kv::BlockHash;
+
+constexpr int64_t kBlockTokens = 64;
+constexpr kv::Residency kReplicated = {};
+
+template <typename F>
+void measured(const std::string& name, F f) {
+  CALLGRIND_ZERO_STATS;
+  CALLGRIND_START_INSTRUMENTATION;
+  f();
+  CALLGRIND_STOP_INSTRUMENTATION;
+  CALLGRIND_DUMP_STATS_AT(name.c_str());
+}
+
+std::vector<int64_t> context_lengths(bool quick) {
+  if (quick) return {8 << 10, 64 << 10};
+  return {8 << 10, 32 << 10, 128 << 10, 512 << 10, 1 << 20};
+}
+
+// ---- pages
+
+Limits one_pool(int64_t pages) {
+  Limits limits;
+  limits.geometry.block_tokens = kBlockTokens;
+  limits.geometry.streams[0] = {1, 16};
+  limits.pool_pages = {{pages, 0}};
+  return limits;
+}
+
+constexpr int64_t kCycles = 1000;
+
+void page_cycle() {
+  const Limits limits = one_pool(100'000);
+  PageAllocator allocator(limits);
+  std::vector<PageId> pages(kCycles);
+  for (int round = 0; round < 2; ++round) {  // the first one fills the deque
+    const StepId step{static_cast<uint64_t>(round) + 1};
+    const auto cycle = [&] {
+      for (PageId& page : pages) page = *allocator.take(kv::Stream::kEntries, 0);
+      for (const PageId page : pages) allocator.give_back(kv::Stream::kEntries, 0, page, step);
+      allocator.complete(step);
+    };
+    if (round == 0) {
+      cycle();
+    } else {
+      measured("pages", cycle);
+    }
+  }
+}
+
+BlockHash hash_of(uint64_t number) {
+  BlockHash hash;
+  SplitMix64 random(number);
+  const uint64_t words[] = {random.next(), number};
+  std::memcpy(hash.bytes.data(), words, sizeof words);
+  return hash;
+}
+
+// A finished context of so many blocks in the cache.
+Identities cached_context(Memory& memory, int64_t blocks, uint64_t seed) {
+  Identities identities;
+  for (int64_t i = 0; i < blocks; ++i)
+    identities.push_back(hash_of(seed * 1'000'000 + static_cast<uint64_t>(i)));
+  PageCounts reserved;
+  reserved.at(kv::Stream::kEntries, 0) = blocks;
+  memory.reserve(reserved);
+  BlockPath path;
+  for (int64_t i = 0; i < blocks; ++i) {
+    memory.extend(path, 0);
+    CHECK(memory.hold(memory.at(path, i), kReplicated, reserved, true));
+    CHECK(memory.insert(path, identities[i], kReplicated));
+  }
+  memory.release(path);
+  return identities;
+}
+
+const std::vector<int64_t> kEvicted = {250, 500, 1000, 2000, 4000};
+
+void evictions() {
+  for (const int64_t pages : kEvicted) {
+    const Limits limits = one_pool(20'000);
+    Memory memory(limits);
+    for (uint64_t seed = 1; seed <= 20; ++seed) cached_context(memory, 1000, seed);
+    PageCounts reserved;
+    reserved.at(kv::Stream::kEntries, 0) = pages;
+    memory.reserve(reserved);
+    BlockPath path;
+    for (int64_t i = 0; i < pages; ++i) memory.extend(path, 0);
+    measured("evict " + std::to_string(pages), [&] {
+      for (const BlockId id : path.own) CHECK(memory.hold(id, kReplicated, reserved, true));
+    });
+    CHECK_EQ(memory.evicted_blocks(), pages);
+    memory.release(path);
+  }
+}
+
+// ---- contexts
+
+void lookups(bool quick) {
+  for (const int64_t tokens : context_lengths(quick)) {
+    const int64_t blocks = tokens / kBlockTokens;
+    const Limits limits = one_pool(blocks + 100);
+    Memory memory(limits);
+    Identities parent = cached_context(memory, blocks, 1);
+    Identities turn = parent.share();
+    for (uint64_t i = 0; i < 8; ++i) turn.push_back(hash_of(77 + i));
+    const std::string suffix = " " + std::to_string(tokens);
+    BlockPath path;
+    const auto use = [&](int64_t likely) {
+      memory.use(memory.cache().find(turn, likely), path);
+      CHECK_EQ(path.registered, blocks);
+    };
+    measured("parent" + suffix, [&] { use(blocks); });
+    measured("give back" + suffix, [&] { memory.release(path); });
+    measured("plain" + suffix, [&] { use(0); });
+    memory.release(path);
+    std::unordered_map<BlockHash, BlockId, kv::BlockHashHasher> table;
+    for (int64_t i = 0; i < blocks; ++i) table.emplace(turn[i], BlockId{static_cast<uint32_t>(i)});
+    const std::vector<BlockHash> hashes = turn.copy();
+    size_t found = 0;
+    measured("walk" + suffix, [&] {
+      for (const BlockHash& hash : hashes) found += table.contains(hash) ? 1 : 0;
+    });
+    CHECK_EQ(found, static_cast<size_t>(blocks));
+  }
+}
+
+// ---- the whole control plane
+
+constexpr int kRanks = 8;
+constexpr int64_t kRequests = 256;
+
+Limits eight_ranks(int64_t context) {
+  Limits limits;
+  limits.rank_count = kRanks;
+  limits.geometry.block_tokens = kBlockTokens;
+  limits.geometry.streams = {kv::StreamGeometry{78, 576}, kv::StreamGeometry{21, 132}};
+  const int64_t blocks = context / kBlockTokens + kRequests * 24;
+  limits.pool_pages.assign(kRanks, {blocks, blocks});
+  limits.max_context = context + 4096;
+  limits.max_running = kRequests;
+  limits.table_count = kRequests + 8;
+  limits.max_samples = kRequests;
+  limits.max_step_rows = 16384;
+  return limits;
+}
+
+class Plane {
+ public:
+  explicit Plane(int64_t context) : plane(eight_ranks(context)) {}
+
+  RequestArrived arrival(RequestId parent, int64_t tokens, int64_t max_tokens) {
+    RequestArrived out;
+    out.request = RequestId{++requests_};
+    out.parent = parent;
+    for (int64_t i = 0; i < tokens; ++i) out.prompt.push_back(static_cast<uint32_t>(random_.below(32000)));
+    out.max_tokens = max_tokens;
+    out.grouping.decode = {kv::DecodeKind::kDcp, kRanks};
+    out.root = kv::namespace_hash("m", "f", "");
+    BlockHash last = out.root;
+    std::vector<uint32_t> behind;
+    if (const auto tail = plane.context(parent)) {
+      last = tail->last;
+      behind = tail->rest;
+    }
+    behind.insert(behind.end(), out.prompt.begin(), out.prompt.end());
+    out.hashes = kv::block_hashes(last, behind, kBlockTokens);
+    return out;
+  }
+  void feed(const Event& event) { plane.handle(now, {&event, 1}); }
+  // Every rank's acknowledgement; samples by their ranks.
+  static std::vector<Event> acknowledgements(const Plan& plan) {
+    std::vector<Event> events;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      StepAcknowledged ack{plan.step, rank, {}};
+      for (const Span& span : plan.spans) {
+        if (span.sampler_rank != rank) continue;
+        for (int64_t i = 0; i < span.sample_rows; ++i) {
+          ack.samples.push_back({span.request, span.sample_index + static_cast<uint32_t>(i), 7, false});
+        }
+      }
+      events.emplace_back(std::move(ack));
+    }
+    return events;
+  }
+  bool step() {
+    const auto plan = plane.next_plan(now);
+    if (!plan) return false;
+    plane.handle(now, acknowledgements(*plan));
+    return true;
+  }
+  // A context of so many tokens that has ended.
+  RequestId ended_context(int64_t tokens) {
+    const RequestArrived first = arrival(RequestId{0}, tokens - 1, 1);
+    feed(first);
+    while (step()) {
+    }
+    return first.request;
+  }
+
+  ControlPlane plane;
+  Time now{};
+
+ private:
+  SplitMix64 random_{1};
+  uint64_t requests_ = 0;
+};
+
+constexpr int64_t kTurnTokens = 500;
+
+void turns(bool quick) {
+  for (const int64_t tokens : context_lengths(quick)) {
+    Plane plane(tokens);
+    const RequestId parent = plane.ended_context(tokens);
+    const Event turn = plane.arrival(parent, kTurnTokens, 16);
+    const std::string suffix = " " + std::to_string(tokens);
+    measured("turn arrives" + suffix, [&] { plane.feed(turn); });
+    measured("turn planned" + suffix, [&] { CHECK(plane.plane.next_plan(plane.now)); });
+  }
+}
+
+void schedule(bool quick) {
+  const auto lengths = context_lengths(quick);
+  for (const int64_t tokens : {lengths.front(), lengths.back()}) {
+    Plane plane(tokens);
+    const RequestId parent = plane.ended_context(tokens);
+    for (int64_t i = 0; i < kRequests; ++i) plane.feed(plane.arrival(parent, 50, 1000));
+    while (plane.plane.counters().generated_tokens < kRequests * 3 + 1) CHECK(plane.step());
+    const int64_t before = plane.plane.counters().generated_tokens;
+    std::vector<Plan> plans;
+    measured("schedule " + std::to_string(tokens), [&] {
+      for (int64_t i = 0; i < kBlockTokens; ++i) {  // each request gets a new block once
+        const auto plan = plane.plane.next_plan(plane.now);
+        CALLGRIND_STOP_INSTRUMENTATION;  // what the shell does
+        const auto events = Plane::acknowledgements(*plan);
+        CALLGRIND_START_INSTRUMENTATION;
+        plane.plane.handle(plane.now, events);
+      }
+    });
+    CHECK_EQ(plane.plane.counters().generated_tokens - before, kRequests * kBlockTokens);
+  }
+}
+
+void run_measured(bool quick) {
+  page_cycle();
+  evictions();
+  lookups(quick);
+  turns(quick);
+  schedule(quick);
+}
+
+// ---- outside of valgrind
+
+using Counts = std::map<std::string, double>;  // instructions by region
+
+Counts read_counts(const std::filesystem::path& folder) {
+  Counts counts;
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    std::ifstream in(file.path());
+    std::string name;
+    for (std::string line; std::getline(in, line);) {
+      const std::string trigger = "desc: Trigger: Client Request: ";
+      if (line.starts_with(trigger)) name = line.substr(trigger.size());
+      if (!name.empty() && line.starts_with("totals: ")) counts[name] = std::stod(line.substr(8));
+    }
+  }
+  return counts;
+}
+
+template <typename F>
+double nanoseconds(int64_t count, F f) {
+  const auto begin = std::chrono::steady_clock::now();
+  f();
+  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count() /
+         static_cast<double>(count);
+}
+
+// A read that depends on the one before, of lines in random order.
+double random_read_ns() {
+  const size_t lines = size_t{1} << 21;  // 128 MB
+  std::vector<std::array<uint64_t, 8>> memory(lines);
+  std::vector<uint32_t> order(lines);
+  for (uint32_t i = 0; i < lines; ++i) order[i] = i;
+  SplitMix64 random(3);
+  for (size_t i = lines - 1; i > 0; --i) std::swap(order[i], order[random.below(i + 1)]);
+  for (size_t i = 0; i < lines; ++i) memory[order[i]][0] = order[(i + 1) % lines];
+  uint64_t at = 0;
+  const int64_t reads = 1'000'000;
+  const double ns = nanoseconds(reads, [&] {
+    for (int64_t i = 0; i < reads; ++i) at = memory[at][0];
+  });
+  CHECK(at < lines);
+  return ns;
+}
+
+double page_cycle_ns() {
+  const Limits limits = one_pool(1'000'000);
+  PageAllocator allocator(limits);
+  std::vector<PageId> pages(500'000);
+  uint64_t step = 0;
+  const auto cycle = [&] {
+    ++step;
+    for (PageId& page : pages) page = *allocator.take(kv::Stream::kEntries, 0);
+    for (const PageId page : pages) allocator.give_back(kv::Stream::kEntries, 0, page, StepId{step});
+    allocator.complete(StepId{step});
+  };
+  cycle();
+  return nanoseconds(std::ssize(pages), cycle);
+}
+
+void print(const Counts& counts, bool quick) {
+  const auto of = [&](const std::string& name) {
+    const auto found = counts.find(name);
+    CHECK(found != counts.end(), "callgrind says nothing of '", name, "'");
+    return found->second;
+  };
+  std::printf("\na page taken, given back and free again: %.0f instructions (wanted: 150 at most)\n",
+              of("pages") / kCycles);
+  std::printf("  the same, %.1f ns of 500,000 pages; a random read of a cache line: %.1f ns\n",
+              page_cycle_ns(), random_read_ns());
+  std::printf("\nevictions for pages, of 20 contexts of 1,000 blocks\n%8s %22s\n", "pages",
+              "instructions per page");
+  for (const int64_t pages : kEvicted) {
+    std::printf("%8lld %22.0f\n", (long long)pages,
+                of("evict " + std::to_string(pages)) / static_cast<double>(pages));
+  }
+  std::printf("\ninstructions to look up and lock the context of a turn of %lld new tokens, by its length\n",
+              (long long)kTurnTokens);
+  std::printf("%9s %12s %12s %12s %12s   %12s %12s\n", "tokens", "by parent", "whole prompt", "give back",
+              "walk", "turn arrives", "turn planned");
+  const auto lengths = context_lengths(quick);
+  for (const int64_t tokens : lengths) {
+    const std::string suffix = " " + std::to_string(tokens);
+    std::printf("%9lld %12.0f %12.0f %12.0f %12.0f   %12.0f %12.0f\n", (long long)tokens,
+                of("parent" + suffix), of("plain" + suffix), of("give back" + suffix), of("walk" + suffix),
+                of("turn arrives" + suffix), of("turn planned" + suffix));
+  }
+  const std::string shortest = " " + std::to_string(lengths.front()),
+                    longest = " " + std::to_string(lengths.back());
+  const auto growth = [&](const std::string& name) { return of(name + longest) - of(name + shortest); };
+  std::printf(
+      "growth over that of the walk (one probe of a hash table for each block): by parent %.3f %%, whole "
+      "prompt "
+      "%.3f %%, arrives %.3f %%, planned (it writes the page table) %.0f %%  (wanted, by parent: 1 %% at "
+      "most)\n",
+      100 * growth("parent") / growth("walk"), 100 * growth("plain") / growth("walk"),
+      100 * growth("turn arrives") / growth("walk"), 100 * growth("turn planned") / growth("walk"));
+  std::printf(
+      "\na step of %lld decoding requests planned and acknowledged by %d ranks, instructions per request "
+      "(wanted: 1,000 at most)\n",
+      (long long)kRequests, kRanks);
+  for (const int64_t tokens : {lengths.front(), lengths.back()}) {
+    std::printf("%9lld tokens of context: %.0f\n", (long long)tokens,
+                of("schedule " + std::to_string(tokens)) / static_cast<double>(kRequests * kBlockTokens));
+  }
+}
+
+int run_under_valgrind(bool quick, const char* self) {
+  const test::TempFolder folder;
+  const std::string out = "--callgrind-out-file=" + folder.path() + "/out";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::execlp("valgrind", "valgrind", "--tool=callgrind", "--quiet", "--instr-atstart=no", out.c_str(), self,
+             quick ? "--quick" : "--full", static_cast<char*>(nullptr));
+    ::_exit(127);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
+    std::printf("control_bench counts instructions with valgrind, which is not installed\n");
+    return 0;
+  }
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return 1;
+  print(read_counts(folder.path()), quick);
+  return 0;
+}
+
+}  // namespace
+}  // namespace weft
+
+int main(int argc, char** argv) {
+  const bool quick = argc > 1 && std::string(argv[1]) == "--quick";
+  if (RUNNING_ON_VALGRIND == 0) return weft::run_under_valgrind(quick, argv[0]);
+  weft::run_measured(quick);
+  return 0;
+}
