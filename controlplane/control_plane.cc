@@ -43,7 +43,7 @@ std::optional<Plan> ControlPlane::next_plan(Time now) {
   admit_waiting(now);
   const auto limit = static_cast<size_t>(suspects_.empty() ? limits_.plans_in_flight : 1);
   if (in_flight_.size() >= limit) return std::nullopt;
-  PlanBuilder builder(memory_, tables_, StepId{number(memory_.last_issued()) + 1});
+  PlanBuilder builder(memory_, tables_, StepId{number(memory_.last_issued()) + 1}, running_count());
   fill(builder);
   if (builder.empty()) {
     // With nothing in flight no page can be missing: it was reserved.
@@ -270,7 +270,9 @@ void ControlPlane::on(Time, const StepAcknowledged& event, Notices& notices) {
     return;
   }
   record->acknowledged |= mask_of(event.rank);
-  record->samples.insert(record->samples.end(), event.samples.begin(), event.samples.end());
+  for (const Sample& sample : event.samples) {
+    if (sample.sample_index < limits_.max_samples) record->add(sample);
+  }
   while (!in_flight_.empty() && in_flight_.front().done()) {
     const PlanRecord done = std::move(in_flight_.front());
     in_flight_.pop_front();

@@ -18,6 +18,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "controlplane/contexts.h"
@@ -98,8 +99,8 @@ class ControlPlane {
 
   void complete(const PlanRecord& record, Notices& notices);
   void complete_span(Sequence& sequence, const SpanRecord& span, const PlanRecord& record, Notices& notices);
-  Result<std::vector<uint32_t>> drawn_tokens(const Sequence& sequence, const SpanRecord& span,
-                                             const PlanRecord& record) const;
+  // Into `drawn_`.
+  Result<void> draw_tokens(const Sequence& sequence, const SpanRecord& span, const PlanRecord& record);
   static std::vector<uint32_t> guessed_tokens(const SpanRecord& span, const PlanRecord& record);
   void count_drafts(Sequence& sequence, const SpanRecord& span, int64_t accepted, Notices& notices);
   void register_blocks(Sequence& sequence);
@@ -136,13 +137,14 @@ class ControlPlane {
   };
   std::map<uint64_t, Pin> pins_;  // by number
   uint64_t pin_numbers_ = 0;
-  std::map<RequestId, std::unique_ptr<Sequence>> sequences_;
+  std::unordered_map<RequestId, std::unique_ptr<Sequence>> sequences_;
   std::deque<Sequence*> waiting_;   // the most urgent first, then in order of arrival
   std::vector<Sequence*> running_;  // in order of admission
   std::set<std::pair<Time, RequestId>> deadlines_;
   std::vector<RequestId> suspects_;  // in order of arrival; retried one at a time
   std::deque<PlanRecord> in_flight_;
-  Notices pending_;  // came up while a plan was made
+  std::vector<uint32_t> drawn_;  // by the span that is being completed
+  Notices pending_;              // came up while a plan was made
   std::optional<TopologyChange> change_;
   uint64_t arrivals_ = 0;
   int turn_ = 0;

@@ -10,6 +10,7 @@ namespace weft::controlplane {
 void ControlPlane::complete(const PlanRecord& record, Notices& notices) {
   memory_.completed(record.step);
   tables_.complete(record.step);
+  notices.reserve(notices.size() + 2 * record.spans.size());
   for (const SpanRecord& span : record.spans) {
     // A request that ended meanwhile: its row was wasted.
     if (Sequence* sequence = find(span.request)) complete_span(*sequence, span, record, notices);
@@ -19,14 +20,15 @@ void ControlPlane::complete(const PlanRecord& record, Notices& notices) {
 void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, const PlanRecord& record,
                                  Notices& notices) {
   CHECK_EQ(sequence.computed, span.start);
-  const Result<std::vector<uint32_t>> drawn = drawn_tokens(sequence, span, record);
-  if (!drawn) return finish(sequence, FinishReason::kError, drawn.error(), notices);
-  sequence.tokens.append(*drawn);
+  if (const auto all = draw_tokens(sequence, span, record); !all)
+    return finish(sequence, FinishReason::kError, all.error(), notices);
+  const std::vector<uint32_t>& drawn = drawn_;
+  sequence.tokens.append(drawn);
   if (sequence.speculation.source == DraftSource::kLookup)
-    sequence.text.insert(sequence.text.end(), drawn->begin(), drawn->end());
+    sequence.text.insert(sequence.text.end(), drawn.begin(), drawn.end());
   // Of a span that decodes, the row before each token that holds.
-  sequence.computed += span.prefill ? span.rows : std::ssize(*drawn);
-  if (!span.drafts.empty()) count_drafts(sequence, span, std::ssize(*drawn) - 1, notices);
+  sequence.computed += span.prefill ? span.rows : std::ssize(drawn);
+  if (!span.drafts.empty()) count_drafts(sequence, span, std::ssize(drawn) - 1, notices);
   if (span.prefill) {
     counters_.computed_prompt_tokens += span.rows;
     notices.push_back(
@@ -41,12 +43,12 @@ void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, con
     sequence.suspect_until = 0;
     std::erase(suspects_, sequence.id);
   }
-  if (drawn->empty()) return;
+  if (drawn.empty()) return;
   sequence.guessed = guessed_tokens(span, record);
-  counters_.generated_tokens += std::ssize(*drawn);
-  int64_t index = sequence.answered() - std::ssize(*drawn);
-  for (const uint32_t token : *drawn) notices.push_back(TokenNotice{sequence.id, index++, token});
-  if (sequence.stops_at(drawn->back())) {
+  counters_.generated_tokens += std::ssize(drawn);
+  int64_t index = sequence.answered() - std::ssize(drawn);
+  for (const uint32_t token : drawn) notices.push_back(TokenNotice{sequence.id, index++, token});
+  if (sequence.stops_at(drawn.back())) {
     finish(sequence, FinishReason::kStop, error(ErrorCode::kOk, ""), notices);
   } else if (sequence.answered() == sequence.max_tokens) {
     finish(sequence, FinishReason::kLength, error(ErrorCode::kOk, ""), notices);
@@ -55,9 +57,10 @@ void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, con
 
 // The tokens that a span gives: what its first sampled row drew, and then one more for each draft that equals
 // the token before it, up to the one that ends the answer.
-Result<std::vector<uint32_t>> ControlPlane::drawn_tokens(const Sequence& sequence, const SpanRecord& span,
-                                                         const PlanRecord& record) const {
-  std::vector<uint32_t> tokens;
+Result<void> ControlPlane::draw_tokens(const Sequence& sequence, const SpanRecord& span,
+                                       const PlanRecord& record) {
+  std::vector<uint32_t>& tokens = drawn_;
+  tokens.clear();
   for (int64_t row = 0; row < span.sample_rows; ++row) {
     if (row > 0 && span.drafts[static_cast<size_t>(row - 1)] != tokens.back()) break;
     const Sample* sample = record.sample(span.sample_index + static_cast<uint32_t>(row));
@@ -66,7 +69,7 @@ Result<std::vector<uint32_t>> ControlPlane::drawn_tokens(const Sequence& sequenc
     tokens.push_back(sample->token);
     if (sequence.stops_at(sample->token)) break;
   }
-  return tokens;
+  return {};
 }
 
 // What the draft layer made of the row that drew the last of the span's tokens.

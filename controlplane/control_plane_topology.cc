@@ -165,7 +165,7 @@ void ControlPlane::find_strays() {
 // The next plan that copies: sequences first, whose room is reserved; then, of the prefix cache, what finds
 // some. None: everything has moved.
 Result<void> ControlPlane::plan_moves() {
-  PlanBuilder builder(memory_, tables_, StepId{number(memory_.last_issued()) + 1});
+  PlanBuilder builder(memory_, tables_, StepId{number(memory_.last_issued()) + 1}, 0);
   bool full = false;
   for (TopologyChange::Before& one : change_->sequences) {
     Sequence* sequence = find(one.request);
@@ -246,6 +246,7 @@ void ControlPlane::undo_moves() {
     Sequence* sequence = find(one.request);
     if (sequence == nullptr) continue;
     sequence->next = one.next;
+    sequence->held_blocks = 0;
     sequence->needs_switch = one.needs_switch;
     sequence->thin = one.thin;
   }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "controlplane/block_store.h"
@@ -39,15 +40,16 @@ struct PlanRecord {
   RankMask acknowledged = 0;
   std::vector<SpanRecord> spans;
   std::vector<ValidChange> changes;
-  std::vector<Sample> samples;
-  bool alone = false;  // one suspect sequence by itself
+  std::vector<std::optional<Sample>> samples;  // by index
+  bool alone = false;                          // one suspect sequence by itself
 
   bool done() const { return (ranks & ~acknowledged) == 0; }
   const Sample* sample(uint32_t index) const {  // nullptr: no rank gave it
-    for (const Sample& one : samples) {
-      if (one.sample_index == index) return &one;
-    }
-    return nullptr;
+    return index < samples.size() && samples[index] ? &*samples[index] : nullptr;
+  }
+  void add(const Sample& one) {  // the first of an index counts
+    if (one.sample_index >= samples.size()) samples.resize(one.sample_index + 1);
+    if (!samples[one.sample_index]) samples[one.sample_index] = one;
   }
 };
 

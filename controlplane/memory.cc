@@ -86,13 +86,12 @@ void Memory::count_missing(const BlockPath& path, const kv::Residency& residency
   for (const BlockId id : path.own) count(id);
 }
 
-bool Memory::may_need_copies(const BlockPath& path, const kv::Residency& residency) const {
-  if (!path.own.empty()) return true;
-  bool may = false;
+int64_t Memory::first_unsure(const BlockPath& path, const kv::Residency& residency) const {
+  int64_t first = path.registered;
   cache_.for_each_run(path.tail, [&](const Run& run, int64_t, int64_t) {
-    may = may || run.covers != residency || run.invalid > 0;
+    if (run.covers != residency || run.invalid > 0) first = run.first_index;
   });
-  return may;
+  return first;
 }
 
 PageCounts Memory::pages(const BlockPath& path) const {
@@ -139,9 +138,11 @@ bool Memory::add_page(Block& block, int part, int rank) {
 }
 
 RankMask Memory::wanted(const Block& block, int part, const kv::Residency& residency) const {
-  const kv::Topology ranks = limits_.active();
-  return ranks.ranks_at(
-      kv::part_holders(limits_.geometry, residency, block.index, part, block.origin, ranks.count()));
+  if (!holders_ || !holders_->table.is_of(residency, block.origin)) {
+    const kv::Topology ranks = limits_.active();
+    holders_.emplace(kv::HolderTable(limits_.geometry, residency, block.origin, ranks.count()), ranks);
+  }
+  return holders_->ranks.ranks_at(holders_->table.holders(block.index, part));
 }
 
 RankMask Memory::missing(const Block& block, int part, const kv::Residency& residency) const {

@@ -79,8 +79,8 @@ class Memory {
   }
   // Pages that its blocks still lack under a residency.
   void count_missing(const BlockPath& path, const kv::Residency& residency, PageCounts& counts) const;
-  // Whether a plan must copy, or take pages, before it is read under a residency. False is certain.
-  bool may_need_copies(const BlockPath& path, const kv::Residency& residency) const;
+  // The first block that may lack pages, or valid ones, under a residency: those before it surely do not.
+  int64_t first_unsure(const BlockPath& path, const kv::Residency& residency) const;
   // All its blocks have the pages that a residency wants.
   void now_covers(const BlockPath& path, const kv::Residency& residency) {
     cache_.now_covers(path.tail, residency);
@@ -124,6 +124,7 @@ class Memory {
   // limits.topology is another one: residencies mean other ranks.
   void topology_changed() {
     ++changes_;
+    holders_.reset();
     cache_.forget_covers();
   }
   // Whoever else uses it: nothing of this context is evicted until it is unpinned.
@@ -167,6 +168,12 @@ class Memory {
   void erase(BlockId id);  // and gives back its pages
 
   const Limits& limits_;
+  struct Holders {
+    kv::HolderTable table;
+    kv::Topology ranks;
+    Holders(kv::HolderTable of, kv::Topology active) : table(std::move(of)), ranks(active) {}
+  };
+  mutable std::optional<Holders> holders_;  // of the residency and origin asked for last
   PageAllocator allocator_;
   BlockStore blocks_;
   ReusePolicy reuse_;

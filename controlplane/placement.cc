@@ -107,9 +107,21 @@ BlockNeeds::BlockNeeds(const Limits& limits, const kv::Residency& residency, int
     const kv::Pattern pattern = residency.of(stream);
     if (pattern.kind != kv::PatternKind::kStriped || !limits.uses(stream)) continue;
     auto& counts = by_class_[static_cast<size_t>(stream)];
-    for (int64_t block = first; block < last; ++block) {
-      ++counts[static_cast<size_t>(kv::residue_class(block, pattern.argument))];
+    // Every run of V blocks (of c, where c does not divide V) has equally many of each class.
+    const int c = pattern.argument;
+    const int64_t run = kv::kShards % c == 0 ? kv::kShards : c;
+    const int64_t whole_first = round_up(first, run), whole_last = last / run * run;
+    const auto count_each = [&](int64_t from, int64_t to) {
+      for (int64_t block = from; block < to; ++block)
+        ++counts[static_cast<size_t>(kv::residue_class(block, c))];
+    };
+    if (whole_first >= whole_last) {
+      count_each(first, last);
+      continue;
     }
+    count_each(first, whole_first);
+    count_each(whole_last, last);
+    for (int k = 0; k < c; ++k) counts[static_cast<size_t>(k)] += (whole_last - whole_first) / c;
   }
 }
 

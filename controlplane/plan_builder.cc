@@ -8,7 +8,7 @@
 
 namespace weft::controlplane {
 
-PlanBuilder::PlanBuilder(Memory& memory, TablePool& tables, StepId step)
+PlanBuilder::PlanBuilder(Memory& memory, TablePool& tables, StepId step, int64_t spans)
     : memory_(memory),
       tables_(tables),
       limits_(memory.limits()),
@@ -17,6 +17,8 @@ PlanBuilder::PlanBuilder(Memory& memory, TablePool& tables, StepId step)
       block_tokens_(limits_.geometry.block_tokens) {
   plan_.step = step;
   record_.step = step;
+  plan_.spans.reserve(static_cast<size_t>(spans));
+  record_.spans.reserve(static_cast<size_t>(spans));
 }
 
 bool PlanBuilder::add_decode(Sequence& sequence) {
@@ -74,15 +76,16 @@ int64_t PlanBuilder::hold_guesses(Sequence& sequence, int64_t rows, int64_t samp
 // Takes the pages of the next rows, and those of a switch. Returns how many rows have their pages.
 int64_t PlanBuilder::hold_rows(Sequence& sequence, int64_t rows) {
   if (sequence.needs_switch && !hold_switch(sequence)) return 0;
-  const int64_t first = sequence.scheduled / block_tokens_;
   const int64_t last = ceil_div(sequence.scheduled + rows, block_tokens_);
-  for (int64_t index = first; index < last; ++index) {
+  for (int64_t index = std::max(sequence.scheduled / block_tokens_, sequence.held_blocks); index < last;
+       ++index) {
     if (index == sequence.blocks.size()) memory_.extend(sequence.blocks, sequence.origin);
     const bool empty = index * block_tokens_ >= sequence.scheduled;
     if (!memory_.hold(memory_.at(sequence.blocks, index), sequence.target().residency, sequence.reserved,
                       empty)) {
       return std::max<int64_t>(0, index * block_tokens_ - sequence.scheduled);
     }
+    sequence.held_blocks = index + 1;
   }
   return rows;
 }
@@ -94,14 +97,15 @@ bool PlanBuilder::hold_target(Sequence& sequence) {
       static_cast<int64_t>(plan_.copies.size()) + copies_needed(sequence) > limits_.max_copies()) {
     return false;
   }
-  if (!memory_.may_need_copies(sequence.blocks, sequence.target().residency)) return true;
   // By index: what is evicted for a page may join runs of its path.
-  for (int64_t index = 0; index < sequence.blocks.size(); ++index) {
+  for (int64_t index = memory_.first_unsure(sequence.blocks, sequence.target().residency);
+       index < sequence.blocks.size(); ++index) {
     const bool empty = index * block_tokens_ >= sequence.scheduled;
     if (!memory_.hold(memory_.at(sequence.blocks, index), sequence.target().residency, sequence.reserved,
                       empty))
       return false;
   }
+  sequence.held_blocks = sequence.blocks.size();
   return true;
 }
 
@@ -138,9 +142,9 @@ int64_t PlanBuilder::copied_bytes() const {
 }
 
 int64_t PlanBuilder::copies_needed(const Sequence& sequence) const {
-  if (!memory_.may_need_copies(sequence.blocks, sequence.target().residency)) return 0;
   int64_t copies = 0;
-  memory_.for_each(sequence.blocks, 0, [&](const Block& block) {
+  const int64_t first = memory_.first_unsure(sequence.blocks, sequence.target().residency);
+  memory_.for_each(sequence.blocks, first, [&](const Block& block) {
     if (block.index * block_tokens_ >= sequence.scheduled) return;
     for (int part = 0; part < memory_.parts(); ++part) {
       copies +=
@@ -157,12 +161,11 @@ void PlanBuilder::apply_switch(Sequence& sequence) {
   std::tie(sequence.table, sequence.table_version) = tables_.take();
   sequence.has_table = true;
   sequence.table_blocks = 0;
-  if (memory_.may_need_copies(sequence.blocks, sequence.placement.residency)) {
-    memory_.for_each(sequence.blocks, 0, [&](const Block& block) {
-      for (int part = 0; part < memory_.parts(); ++part) switch_part(sequence, memory_.block(block.id), part);
-    });
-    memory_.now_covers(sequence.blocks, sequence.placement.residency);
-  }
+  const int64_t first = memory_.first_unsure(sequence.blocks, sequence.placement.residency);
+  memory_.for_each(sequence.blocks, first, [&](const Block& block) {
+    for (int part = 0; part < memory_.parts(); ++part) switch_part(sequence, memory_.block(block.id), part);
+  });
+  memory_.now_covers(sequence.blocks, sequence.placement.residency);
   memory_.unreserve(sequence.reserved);
   sequence.reserved = pages_to_take(sequence, memory_, sequence.placement.residency);
   memory_.reserve(sequence.reserved);
@@ -225,23 +228,26 @@ void PlanBuilder::write_table(Sequence& sequence, int64_t rows) {
   write.table = sequence.table;
   write.version = sequence.table_version;
   write.first_block = sequence.table_blocks;
-  write.pages.reserve(
-      static_cast<size_t>((last - sequence.table_blocks) * memory_.parts() * limits_.rank_count));
+  const int64_t block_entries = int64_t{memory_.parts()} * limits_.rank_count;
+  write.pages.resize(static_cast<size_t>((last - sequence.table_blocks) * block_entries));
+  PageId* to = write.pages.data();
   memory_.for_each(sequence.blocks, sequence.table_blocks, [&](const Block& block) {
-    if (block.index < last) append_pages(sequence, block, write.pages);
+    if (block.index >= last) return;
+    write_entries(sequence, block, to);
+    to += block_entries;
   });
   sequence.table_blocks = last;
   plan_.table_writes.push_back(std::move(write));
 }
 
 // Exactly the pages of the residency, even where a shared block lies on more ranks.
-void PlanBuilder::append_pages(const Sequence& sequence, const Block& block,
-                               std::vector<PageId>& pages) const {
+void PlanBuilder::write_entries(const Sequence& sequence, const Block& block, PageId* to) const {
   for (int part = 0; part < memory_.parts(); ++part) {
     const RankMask wanted = memory_.wanted(block, part, sequence.placement.residency);
     CHECK_EQ(wanted & ~block.part(part).valid, 0u);
+    const auto& held = block.part(part).page;
     for (int rank = 0; rank < limits_.rank_count; ++rank) {
-      pages.push_back(holds(wanted, rank) ? block.page(part, rank) : kNoPage);
+      *to++ = holds(wanted, rank) ? held[static_cast<size_t>(rank)] : kNoPage;
     }
   }
 }
@@ -251,7 +257,8 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::
   if (sequence.needs_switch) apply_switch(sequence);
   write_table(sequence, rows + std::max<int64_t>(guesses - 1, 0));
   const Placement& placement = sequence.placement;
-  Span span;
+  const auto turn = number(plan_.step) + plan_.spans.size();
+  Span& span = plan_.spans.emplace_back();
   span.request = sequence.id;
   span.table = sequence.table;
   span.table_version = sequence.table_version;
@@ -286,8 +293,7 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::
   }
   span.sample_rows = !prefill ? rows : span.start + rows == sequence.prompt ? 1 : 0;
   // Logits are gathered on one rank: take turns.
-  span.sampler_rank =
-      static_cast<int>((number(plan_.step) + plan_.spans.size()) % static_cast<uint64_t>(limits_.places()));
+  span.sampler_rank = static_cast<int>(turn % static_cast<uint64_t>(limits_.places()));
   span.draft_tokens = guesses;
   if (prefill) {
     const int64_t left = sequence.prompt - span.start - rows;
@@ -305,7 +311,6 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::
   rows_left_ -= rows;
   record_.spans.push_back({sequence.id, span.start, rows, prefill, span.sample_rows, span.sample_index,
                            std::move(drafts), guesses});
-  plan_.spans.push_back(std::move(span));
 }
 
 Plan PlanBuilder::finish() {

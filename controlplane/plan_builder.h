@@ -15,7 +15,8 @@ namespace weft::controlplane {
 
 class PlanBuilder {
  public:
-  PlanBuilder(Memory& memory, TablePool& tables, StepId step);
+  // `spans`: about how many there will be.
+  PlanBuilder(Memory& memory, TablePool& tables, StepId step, int64_t spans);
 
   // How many rows of the step may be drafts; none before this is called.
   void allow_drafts(int64_t rows) { drafts_left_ = rows; }
@@ -52,7 +53,8 @@ class PlanBuilder {
   void copy_pages(RequestId charged, Block& block, int part, RankMask to);
   void set_valid(Block& block, int part, int rank, bool valid);
   void write_table(Sequence& sequence, int64_t rows);
-  void append_pages(const Sequence& sequence, const Block& block, std::vector<PageId>& pages) const;
+  // A block's part of a table: for each part, the page of each rank.
+  void write_entries(const Sequence& sequence, const Block& block, PageId* to) const;
   // Guesses worth asking the draft layer for, behind a span of so many rows whose pages are held.
   int64_t hold_guesses(Sequence& sequence, int64_t rows, int64_t samples, int64_t most);
   // `drafts`: inputs of the last rows.

@@ -92,6 +92,7 @@ void accept_regroup(Sequence& sequence, Memory& memory, const RegroupPrice& pric
   sequence.reserved = price.need;
   memory.reserve(sequence.reserved);
   sequence.next = price.target;
+  sequence.held_blocks = 0;
   sequence.needs_switch = true;
   sequence.thin = true;
 }

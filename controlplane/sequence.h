@@ -68,10 +68,11 @@ struct Sequence {
   std::optional<Placement> next;  // a regroup that its next plan applies
   int origin = 0;
   BlockPath blocks;
-  int64_t hit_blocks = 0;  // the first blocks came from the prefix cache
-  bool registers = true;   // its chain is the registered one so far
-  ChainHistory history;    // of the chain it continues, for eviction
-  PageCounts reserved;     // pages it may still take
+  int64_t hit_blocks = 0;   // the first blocks came from the prefix cache
+  int64_t held_blocks = 0;  // the first so many have all the pages that target() wants
+  bool registers = true;    // its chain is the registered one so far
+  ChainHistory history;     // of the chain it continues, for eviction
+  PageCounts reserved;      // pages it may still take
 
   // ---- its page table
   bool needs_switch = true;  // the next plan must write a new table, with copies as needed

@@ -54,6 +54,7 @@ class SharedList {
   // Adds elements [first, first + count) to `to`.
   void read(int64_t first, int64_t count, std::vector<T>& to) const {
     CHECK(first >= 0 && count >= 0 && first + count <= size(), first, " + ", count, " of ", size());
+    if (count == 1) return to.push_back((*this)[first]);
     while (count > 0) {
       const Piece* piece = first < frozen_ ? piece_of(first) : nullptr;
       const std::vector<T>& from = piece != nullptr ? *piece->elements : own_;

@@ -290,6 +290,23 @@ RankMask part_holders(const CacheGeometry& geometry, const Residency& residency,
   return holders;
 }
 
+HolderTable::HolderTable(const CacheGeometry& geometry, const Residency& residency, int origin,
+                         int rank_count)
+    : residency_(residency), origin_(origin) {
+  for (int part = 0; part < geometry.parts(); ++part) {
+    Part& of = parts_.emplace_back();
+    of.c = residency.of(geometry.stream_of(part)).c();
+    // A block of each class.
+    RankMask found = 0;
+    for (int64_t block = 0; found != all_ranks(of.c); ++block) {
+      const int residue = residue_class(block, of.c);
+      found |= mask_of(residue);
+      of.by_class[static_cast<size_t>(residue)] =
+          part_holders(geometry, residency, block, part, origin, rank_count);
+    }
+  }
+}
+
 int64_t max_block_pages(const CacheGeometry& geometry, int rank_count) {
   int64_t pages = 0;
   for (const Stream stream : kAllStreams) {

@@ -229,6 +229,28 @@ Range held_parts(const CacheGeometry& geometry, Stream stream, Pattern pattern, 
 // The ranks that hold a part (numbered through) of block b.
 RankMask part_holders(const CacheGeometry& geometry, const Residency& residency, int64_t block, int part,
                       int origin, int rank_count);
+// The same, looked up: for many blocks of one residency and origin.
+class HolderTable {
+ public:
+  HolderTable(const CacheGeometry& geometry, const Residency& residency, int origin, int rank_count);
+  bool is_of(const Residency& residency, int origin) const {
+    return origin_ == origin && residency_ == residency;
+  }
+  RankMask holders(int64_t block, int part) const {
+    const Part& of = parts_[static_cast<size_t>(part)];
+    return of.by_class[of.c == 1 ? 0 : static_cast<size_t>(residue_class(block, of.c))];
+  }
+
+ private:
+  struct Part {
+    int c = 1;
+    std::array<RankMask, kMaxRanks> by_class{};
+  };
+  Residency residency_;
+  int origin_ = 0;
+  std::vector<Part> parts_;
+};
+
 // The most pages that one block can have on all ranks together, under any residency.
 int64_t max_block_pages(const CacheGeometry& geometry, int rank_count);
 

@@ -145,12 +145,14 @@ TEST(Parts, HoldersFollowTheRuleHeadByHead) {
         StoredBytes stored{};
         constexpr int64_t kBlocks = 24;
         const int origin = W > 1 ? 1 : 0;
+        const HolderTable table(geometry, {pattern, pattern}, origin, W);
         for (int64_t block = 0; block < kBlocks; ++block) {
           int64_t pages = 0;
           for (int part = 0; part < geometry.parts(); ++part) {
             const bool entries = geometry.stream_of(part) == Stream::kEntries;
             const RankMask holders = part_holders(geometry, {pattern, pattern}, block, part, origin, W);
             ASSERT_NE(holders, 0u) << "part " << part << " is nowhere";
+            ASSERT_EQ(table.holders(block, part), holders);
             for (int rank = 0; rank < W; ++rank) {
               const bool single_rank = pattern.kind == PatternKind::kSingle;
               const bool expected = single_rank
