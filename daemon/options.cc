@@ -101,6 +101,9 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->type_name("TYPE")
       ->capture_default_str()
       ->group(memory);
+  app.add_flag("--spare", options.spare,
+               "keep one more worker process, which has loaded and mapped everything: it takes the place of "
+               "one that dies");
   app.add_option(
          "--experts", raw.experts,
          "how a mixture's experts lie on the workers: whole (each on one: expert-parallel) or split (the "

@@ -36,6 +36,7 @@ struct Options {
   int max_workers = 0;          // that there may ever be; 0: no more than at start
   std::vector<Device> devices;  // one per rank at start
   int threads_per_worker = 1;
+  bool spare = false;  // one more worker process, to take the place of one that dies
   int rank_count() const { return std::max(workers, max_workers); }
   std::string state_folder;
   std::string client_endpoint;

@@ -15,6 +15,9 @@ namespace {
 
 constexpr uint64_t kHopelessSpawns = 5;  // starts without the fleet ever having been ready
 constexpr size_t kLineBytesMax = 4096;
+// A spare is started when a step is done, so that it delays none that is repeated; else so long after the
+// begin.
+constexpr Duration kSpareDelay = std::chrono::seconds(1);
 
 // Failures that another try cannot mend.
 bool is_lasting(ErrorCode code) {
@@ -83,6 +86,9 @@ WorkerFleet::WorkerFleet(Loop& loop, const EventLog& log, const Options& options
     added->timer = std::make_unique<Timer>(loop, [this, rank] { apply(rank, WorkerEvent::kTimeout); });
     if (rank < options.workers) added->device = options.devices[static_cast<size_t>(rank)];
   }
+  if (!options.spare) return;
+  spare_.emplace(loop, log, options.worker_binary, limits, spare_script());
+  spare_timer_.emplace(loop, [this] { spare_->want(); });
 }
 
 WorkerFleet::~WorkerFleet() {
@@ -101,6 +107,7 @@ void WorkerFleet::stop() {
   lose_epoch("stopping");
   abort_timer_.stop();  // the supervisor's own deadline rules now
   for (int rank = 0; rank < rank_count(); ++rank) apply(rank, WorkerEvent::kWantDown);
+  if (spare_) spare_->stop();
   check_stopped();
 }
 
@@ -143,6 +150,7 @@ std::optional<int> WorkerFleet::unused_rank() const {
 }
 
 void WorkerFleet::kill_all() {
+  if (spare_) spare_->kill();
   for (int rank = 0; rank < rank_count(); ++rank) apply(rank, WorkerEvent::kHung);
 }
 
@@ -159,6 +167,7 @@ void WorkerFleet::step_done() {
   for (int place = 0; place < topology_.count(); ++place) {
     ranks_[static_cast<size_t>(topology_.rank(place))]->supervisor.worked();
   }
+  if (spare_) spare_->want();
 }
 
 RankMask WorkerFleet::beating() const {
@@ -251,6 +260,7 @@ void WorkerFleet::spawn_worker(int rank) {
   own.line.clear();
   own.tensors = {};
   own.started = loop_.now();
+  if (adopt_spare(rank)) return;
   auto process = spawn(options_.worker_binary, {"--socket-fd", std::to_string(kChildSocket)});
   if (!process) {
     log_.error("worker_spawn_failed", {{"rank", rank}, {"reason", process.error().text()}});
@@ -264,6 +274,50 @@ void WorkerFleet::spawn_worker(int rank) {
   }
   own.process = std::move(process).value();
   own.phase = Phase::kDescribing;
+  watch(rank);
+  log_.info("worker_spawned", {{"rank", rank}, {"pid", own.process->pid}});
+  listener_.worker_started(rank);
+  send(rank, describe(rank));
+}
+
+bool WorkerFleet::adopt_spare(int rank) {
+  // One that joins has a pool that nobody has touched yet.
+  auto spare = spare_ && topology_.contains(rank) ? spare_->take() : std::nullopt;
+  if (!spare) return false;
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  own.process = std::move(spare);
+  own.phase = Phase::kLoading;
+  watch(rank);
+  log_.info("spare_takes_over", {{"rank", rank}, {"pid", own.process->pid}});
+  listener_.worker_started(rank);
+  wire::ToWorker message;
+  message.mutable_take_rank()->set_rank(static_cast<uint32_t>(rank));
+  for (const uint32_t core : own.device.cores) message.mutable_take_rank()->add_cores(core);
+  send(rank, message);
+  return true;
+}
+
+// Any rank's description would do.
+SpareWorker::Script WorkerFleet::spare_script() {
+  SpareWorker::Script script;
+  script.describe = [this] {
+    wire::ToWorker message = describe(0);
+    message.mutable_describe()->set_spare(true);
+    message.mutable_describe()->clear_cores();
+    return message;
+  };
+  script.map_arenas = [this] {
+    wire::ToWorker message;
+    *message.mutable_map_arenas() = arenas_->message();
+    return message;
+  };
+  script.descriptors = [this] { return arenas_->descriptors(); };
+  script.gone = [this] { check_stopped(); };
+  return script;
+}
+
+void WorkerFleet::watch(int rank) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
   own.socket_watch =
       std::make_unique<Watch>(loop_, own.process->socket.get(), [this, rank](int) { read_socket(rank); });
   own.end_watch =
@@ -273,9 +327,6 @@ void WorkerFleet::spawn_worker(int rank) {
   own.socket_watch->start(kReadable);
   own.end_watch->start(kReadable);
   own.output_watch->start(kReadable);
-  log_.info("worker_spawned", {{"rank", rank}, {"pid", own.process->pid}});
-  listener_.worker_started(rank);
-  send(rank, describe(rank));
 }
 
 wire::ToWorker WorkerFleet::describe(int rank) const {
@@ -534,6 +585,7 @@ void WorkerFleet::begin_epoch_if_all_wait() {
     send(topology_.rank(place), message);
   }
   log_.info("epoch_began", {{"epoch", number(epoch_)}, {"ranks", topology_.text()}});
+  if (spare_) spare_timer_->start(kSpareDelay);
   listener_.epoch_began(epoch_);
 }
 
@@ -549,6 +601,7 @@ void WorkerFleet::check_stopped() {
   for (const auto& rank : ranks_) {
     if (rank->process) return;
   }
+  if (spare_ && spare_->alive()) return;
   loop_.defer([this] { listener_.fleet_stopped(); });
 }
 

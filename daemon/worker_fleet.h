@@ -10,6 +10,9 @@
 // Workers come and go: a rank may start, and wait, without taking part; set_topology() says who does in the
 // next epoch. What becomes of a rank that takes no part ends no epoch.
 //
+// With --spare there is one process more, from the first epoch on, which takes the place of a worker that
+// died (daemon/spare_worker.h).
+//
 // What to do with one worker is the supervisor table's business (daemon/supervisor.h). Loop thread only.
 // Expected failures go to Listener::fleet_failed() and only before the fleet has been ready once; afterwards
 // it retries for ever.
@@ -25,6 +28,7 @@
 #include "daemon/loop.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
+#include "daemon/spare_worker.h"
 #include "daemon/start_progress.h"
 #include "daemon/supervisor.h"
 #include "kv/topology.h"
@@ -107,6 +111,9 @@ class WorkerFleet {
 
   void apply(int rank, WorkerEvent event);
   void spawn_worker(int rank);
+  bool adopt_spare(int rank);  // instead, if there is one
+  void watch(int rank);
+  SpareWorker::Script spare_script();
   void send(int rank, const wire::ToWorker& message, const std::vector<int>& descriptors = {});
   void read_socket(int rank);
   void read_output(int rank);
@@ -129,6 +136,8 @@ class WorkerFleet {
   const Options& options_;
   FleetListener& listener_;
   std::vector<std::unique_ptr<Rank>> ranks_;
+  std::optional<SpareWorker> spare_;  // with --spare
+  std::optional<Timer> spare_timer_;
   std::optional<Arenas> arenas_;
   wire::ModelDescription model_;
   StartProgress loading_;

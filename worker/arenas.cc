@@ -71,8 +71,13 @@ Result<std::unique_ptr<Arenas>> map_arenas(const wire::MapArenas& message,
     arenas->pool_memory.push_back(std::move(pool));
   }
   for (const auto* own : {&arenas->mailboxes, &arenas->pool_memory}) {
-    const kv::Mapping& mapping = (*own)[static_cast<size_t>(settings.rank)];
-    TRY_VOID(kv::touch_pages(mapping.data(), mapping.bytes()));
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      const kv::Mapping& mapping = (*own)[rank];
+      // Memory of ranks that may come later is not there yet.
+      if (settings.spare ? rank < static_cast<size_t>(settings.packers)
+                         : rank == static_cast<size_t>(settings.rank))
+        TRY_VOID(kv::touch_pages(mapping.data(), mapping.bytes()));
+    }
   }
   return arenas;
 }

@@ -2,7 +2,8 @@
 //
 // The descriptors are closed once mapped; the daemon keeps its own. The control arena, all mailboxes and all
 // pools are mapped by every rank (pages and outboxes of other ranks are read in place); this rank's own pool
-// and mailbox are pre-faulted, so that missing memory is an error here and not a SIGBUS in a step.
+// and mailbox (a spare's: those of the ranks at start) are pre-faulted, so that missing memory is an error
+// here and not a SIGBUS in a step.
 #pragma once
 
 #include <memory>

@@ -99,6 +99,7 @@ Result<WorkerSettings> read_settings(const wire::Describe& request) {
   settings.block_tokens = request.block_tokens();
   settings.max_step_rows = request.max_step_rows();
   settings.threads = static_cast<int>(request.threads());
+  settings.spare = request.spare();
   settings.cores.assign(request.cores().begin(), request.cores().end());
   TRY(settings.config, read_model_config(settings.model_path, request.draft_layers()));
   settings.weight_dtype = weight_dtype.value_or(settings.config.checkpoint_dtype);

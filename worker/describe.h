@@ -25,6 +25,7 @@ struct WorkerSettings {
   int64_t max_step_rows = 0;
   int threads = 1;
   std::vector<int> cores;
+  bool spare = false;  // no rank yet; `rank` is 0
   kv::CacheGeometry geometry() const { return config.cache_geometry(cache, block_tokens); }
 };
 

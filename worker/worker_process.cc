@@ -20,6 +20,12 @@ constexpr Duration kTick = 100ms;
 constexpr Duration kProgressInterval = 200ms;
 constexpr Duration kResultTimeout = 60s;  // a daemon that reads no result for so long is stuck
 
+// What lines and process lists call it.
+void set_rank(int rank) {
+  set_log_rank(rank);
+  ::prctl(PR_SET_NAME, ("weft-worker-" + std::to_string(rank)).c_str());
+}
+
 }  // namespace
 
 Error WorkerProcess::run() {
@@ -33,18 +39,18 @@ Result<void> WorkerProcess::serve() {
   const wire::ToWorker& message = command.message;
   const bool expected = message.has_describe()     ? !settings_
                         : message.has_map_arenas() ? settings_ && !arenas_
-                                                   : loaded_;
+                                                   : loaded_ && message.has_take_rank() == settings_->spare;
   if (!expected)
     return error(ErrorCode::kBadMessage, "a command out of order: " + message.ShortDebugString());
   if (message.has_describe()) return describe(message.describe());
   if (message.has_map_arenas()) return map_and_load(message.map_arenas(), std::move(command.descriptors));
+  if (message.has_take_rank()) return take_rank(message.take_rank());
   return run_epoch(message.begin());
 }
 
 Result<void> WorkerProcess::describe(const wire::Describe& request) {
   TRY(settings_, read_settings(request));
-  set_log_rank(settings_->rank);
-  ::prctl(PR_SET_NAME, ("weft-worker-" + std::to_string(settings_->rank)).c_str());
+  if (!settings_->spare) set_rank(settings_->rank);
   // Before pinning: afterwards this process sees its own cores only, and all ranks' threads would seem too
   // many.
   spin_ = spin_time(settings_->rank_count * settings_->threads);
@@ -63,7 +69,7 @@ Result<void> WorkerProcess::map_and_load(const wire::MapArenas& message,
                                          std::vector<kv::Descriptor> descriptors) {
   const WorkerSettings& settings = *settings_;
   TRY(arenas_, map_arenas(message, std::move(descriptors), settings));
-  start_ticker();
+  if (!settings.spare) start_ticker();
   log_event("mapped", "pool_bytes=" + std::to_string(message.pool_bytes(settings.rank)));
 
   Time last{};
@@ -80,8 +86,8 @@ Result<void> WorkerProcess::map_and_load(const wire::MapArenas& message,
   };
   TRY(const LoadCounts counts,
       load_weights(settings.model_path, settings.config, settings.weight_dtype, arenas_->weights.data(),
-                   static_cast<int64_t>(arenas_->weights.bytes()), settings.rank, settings.packers,
-                   progress));
+                   static_cast<int64_t>(arenas_->weights.bytes()), settings.rank,
+                   settings.spare ? 1 : settings.packers, progress));
   TRY_VOID(std::move(sent));
   loaded_ = true;
   log_event("loaded",
@@ -89,6 +95,23 @@ Result<void> WorkerProcess::map_and_load(const wire::MapArenas& message,
   wire::FromWorker answer;
   answer.mutable_loaded()->set_tensors(static_cast<uint64_t>(counts.tensors_done));
   answer.mutable_loaded()->set_bytes(static_cast<uint64_t>(counts.bytes_done));
+  return channel_.send(answer);
+}
+
+// All that a rank has of its own: a name, cores, a heartbeat.
+Result<void> WorkerProcess::take_rank(const wire::TakeRank& message) {
+  if (message.rank() >= static_cast<uint32_t>(settings_->rank_count)) {
+    return error(ErrorCode::kBadMessage, std::to_string(message.rank()) + " is no rank", "rank");
+  }
+  settings_->spare = false;
+  settings_->rank = static_cast<int>(message.rank());
+  set_rank(settings_->rank);
+  const std::vector<int> cores(message.cores().begin(), message.cores().end());
+  TRY_VOID(threads_->pin(cores));
+  start_ticker();
+  log_event("takes_rank");
+  wire::FromWorker answer;
+  answer.mutable_loaded();
   return channel_.send(answer);
 }
 

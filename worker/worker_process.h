@@ -5,6 +5,9 @@
 //   Begin → plans of the epoch from the ring, a result each, until the epoch is aborted → Aborted
 //   Begin …
 //
+// A spare worker has no rank: it is described, maps everything, says Loaded, and waits for TakeRank → Loaded;
+// from then on it is that rank.
+//
 // Crash-only: nothing here outlives a step, and whatever goes wrong ends the process after a Failure message.
 // One thread runs all of it; a ticker thread counts the heartbeat up, also while a step computes: it says
 // that the process lives, the progress words (kv::RankState) say that the step does.
@@ -33,6 +36,7 @@ class WorkerProcess {
   Result<void> serve();
   Result<void> describe(const wire::Describe& request);
   Result<void> map_and_load(const wire::MapArenas& message, std::vector<kv::Descriptor> descriptors);
+  Result<void> take_rank(const wire::TakeRank& message);
   // Before the first epoch, and one of another topology: every rank has sealed its share of the weights.
   Result<void> prepare(const kv::Topology& topology);
   Result<void> run_epoch(const wire::Begin& begin);

@@ -37,13 +37,12 @@ using Json = nlohmann::json;
 using namespace std::chrono_literals;
 
 struct Options {
-  bool quick = false;
-  int64_t kills = 1000, streams = 6, workers = 4, seed = 1, gap_ms = 250;
+  bool quick = false, spare = false;
+  int64_t kills = 1000, streams = 6, workers = 4, seed = 1, gap_ms = 250, prompt = 1200, kinds = 48;
   std::string model;
 };
 
 constexpr Duration kPatience = 120s;
-constexpr size_t kKinds = 48;
 
 // Microseconds of the wall clock, which the daemon's log is stamped with.
 int64_t wall_us() {
@@ -74,11 +73,12 @@ T one_of(std::initializer_list<T> choices, SplitMix64& random) {
 
 // The tenant's number is in its seed and its salt; texts are shared between tenants, prefixes between
 // requests.
-Kind make_kind(size_t number, const worker::ModelConfig& config, bool quick) {
+Kind make_kind(size_t number, const worker::ModelConfig& config, int64_t prompt) {
   SplitMix64 random(1000 + number), text(number % 3);
   const uint64_t tenant = number % 2;
   Kind kind;
-  const auto length = static_cast<int64_t>(40 + random.below(quick ? 400 : 1200)) | 1;  // never whole blocks
+  const auto length =
+      static_cast<int64_t>(1 + random.below(static_cast<uint64_t>(prompt))) | 1;  // no whole blocks
   // Of the third text look-up finds much.
   const auto words = static_cast<uint64_t>(number % 3 == 2 ? 7 : config.vocabulary);
   for (int64_t i = 0; i < length; ++i)
@@ -234,12 +234,15 @@ void kill_all(DaemonProcess& daemon, const Options& options, const Streams& stre
 struct Log {
   std::vector<int64_t> began;         // epochs, µs
   std::vector<double> handshakes_ms;  // spawn to begin, of workers that came back alone
+  std::vector<double> spares_ms;      // spawn to ready, of spares
+  int64_t taken = 0;                  // places that spares took
   int64_t repeated_plans = 0, differing_repeats = 0, abandoned = 0;
 };
 
 Log read_log(const std::string& path) {
   Log log;
   std::vector<int64_t> spawned;  // since the last epoch began
+  int64_t spare_spawned = 0;
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     const Json event = Json::parse(line, nullptr, false);
@@ -247,6 +250,9 @@ Log read_log(const std::string& path) {
     const std::string name = event["event"];
     const int64_t at = wall_us(event["time"].get<std::string>());
     if (name == "worker_spawned") spawned.push_back(at);
+    if (name == "spare_spawned") spare_spawned = at;
+    if (name == "spare_ready") log.spares_ms.push_back(static_cast<double>(at - spare_spawned) / 1000);
+    if (name == "spare_takes_over") ++log.taken;
     if (name == "plan_repeated") ++log.repeated_plans;
     if (name == "repeat_differs") ++log.differing_repeats;
     if (name == "plans_abandoned") ++log.abandoned;
@@ -303,14 +309,15 @@ Result<uint64_t> recomputed_tokens(const DaemonProcess& daemon) {
 Result<bool> run(const Options& options, const std::string& folder) {
   TRY(const std::string model, model_folder(options, folder));
   TRY(const worker::ModelConfig config, worker::read_model_config(model));
-  TRY(DaemonProcess daemon,
-      DaemonProcess::start(
-          folder + "/daemon",
-          {"--model", model, "--workers", std::to_string(options.workers), "--pool-tokens", "16384",
-           "--max-context", "2048", "--max-step-rows", "256", "--threads-per-worker", "1"}));
+  std::vector<std::string> arguments = {"--model", model, "--workers", std::to_string(options.workers)};
+  for (const char* word : {"--pool-tokens", "16384", "--max-context", "2048", "--max-step-rows", "256",
+                           "--threads-per-worker", "1"})
+    arguments.push_back(word);
+  if (options.spare) arguments.push_back("--spare");
+  TRY(DaemonProcess daemon, DaemonProcess::start(folder + "/daemon", arguments));
   std::vector<Kind> kinds;
-  for (size_t number = 0; number < kKinds; ++number) {
-    Kind kind = make_kind(number, config, options.quick);
+  for (size_t number = 0; number < static_cast<size_t>(options.kinds); ++number) {
+    Kind kind = make_kind(number, config, options.prompt);
     if (config.hash) {
       kind.answer = oracle(config, kind.request);
     } else {
@@ -360,9 +367,14 @@ Result<bool> run(const Options& options, const std::string& folder) {
   count("prompt tokens computed again", static_cast<int64_t>(recomputed));
   std::printf("  %-44s %s\n", "kill to next token, ms", spread(recoveries).c_str());
   std::printf("  %-44s %s\n", "spawn and handshake, ms", spread(log.handshakes_ms).c_str());
-  if (!recoveries.empty() && !log.handshakes_ms.empty()) {
+  if (options.spare) {
+    count("places taken by a spare", log.taken);
+    std::printf("  %-44s %s\n", "spawn and handshake of spares, ms", spread(log.spares_ms).c_str());
+  }
+  const std::vector<double>& starts = log.handshakes_ms.empty() ? log.spares_ms : log.handshakes_ms;
+  if (!recoveries.empty() && !starts.empty()) {
     std::printf("  %-44s %.2f\n", "ratio of the medians",
-                summarize(recoveries).median / summarize(log.handshakes_ms).median);
+                summarize(recoveries).median / summarize(starts).median);
   }
   std::printf("  %-44s %.0f\n", "seconds", seconds);
   return std::ssize(kills) == options.kills && counts.lost + counts.twice + counts.wrong == 0 &&
@@ -378,6 +390,7 @@ int main(int argc, char** argv) {
   bench::Options options;
   CLI::App app("Kills workers of a weftd under load and compares every token.", "kill_bench");
   app.add_flag("--quick", options.quick, "a dozen kills");
+  app.add_flag("--spare", options.spare, "weftd keeps a warm spare worker");
   const auto number = [&](const char* name, int64_t& value, int64_t low, int64_t high, const char* what) {
     app.add_option(name, value, what)->type_name("N")->check(between(low, high))->capture_default_str();
   };
@@ -385,6 +398,8 @@ int main(int argc, char** argv) {
   number("--streams", options.streams, 1, 64, "streams at once");
   number("--workers", options.workers, 4, 8, "workers: 4 or 8");
   number("--gap", options.gap_ms, 1, 60'000, "milliseconds between two kills, on the average");
+  number("--prompt", options.prompt, 1, 1900, "tokens of a prompt at most");
+  number("--kinds", options.kinds, 1, 1000, "different requests");
   number("--seed", options.seed, 0, int64_t{1} << 40, "of kills and streams");
   app.add_option("--model", options.model, "folder of a model (default: a hash model made for the run)")
       ->type_name("FOLDER");

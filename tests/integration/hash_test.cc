@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <set>
@@ -34,6 +34,7 @@ struct Setting {
   const char* attention;
   const char* cache_dtype;
   const char* step_rows = "64";
+  bool spare = false;
 };
 void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
 
@@ -135,12 +136,27 @@ class Hash : public testing::TestWithParam<Setting> {
       const auto workers = daemon.workers();
       const auto pid = static_cast<pid_t>(workers[random_.below(workers.size())].pid());
       if (pid != 0) kills_ += ::kill(pid, SIGKILL) == 0 ? 1 : 0;
+    } else if (draw < 58 && GetParam().spare) {
+      kill_spare(daemon);
     } else if (draw < 66 && !open.empty()) {
       Stream& victim = open[random_.below(open.size())];
       if (victim.id == 0 || victim.cancelled) return;
       victim.cancelled = true;
       ++cancels_;
       ASSERT_TRUE(client.send_cancel(victim.id).has_value());
+    }
+  }
+
+  // The one that was started last; it may be a rank by now.
+  void kill_spare(Daemon& daemon) {
+    const std::string log = daemon.log(), event = "\"event\":\"spare_spawned\",\"pid\":";
+    const size_t at = log.rfind(event);
+    if (at == std::string::npos) return;
+    const auto pid = static_cast<pid_t>(std::atol(log.c_str() + at + event.size()));
+    std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+    for (std::string line; std::getline(file, line);) {
+      if (line == "PPid:\t" + std::to_string(daemon.pid()))
+        ::kill(pid, SIGKILL);  // and nobody else's process
     }
   }
 
@@ -163,10 +179,22 @@ TEST_P(Hash, EveryTokenIsTheOracles) {
       run_program({WEFT_HASH_MODEL, "--out", model, "--attention", s.attention, "--vocabulary",
                    std::to_string(kVocabulary), "--index-topk", "48", "--max-context", "512"});
   ASSERT_EQ(made.exit_code, 0) << made.errors;
-  Daemon daemon({"--workers", std::to_string(s.workers), "--block-tokens", "8", "--pool-tokens", "1024",
-                 "--max-step-rows", s.step_rows, "--max-running", "7", "--cache-dtype", s.cache_dtype,
-                 "--threads-per-worker", "1"},
-                model);
+  std::vector<std::string> arguments = {"--workers",
+                                        std::to_string(s.workers),
+                                        "--block-tokens",
+                                        "8",
+                                        "--pool-tokens",
+                                        "1024",
+                                        "--max-step-rows",
+                                        s.step_rows,
+                                        "--max-running",
+                                        "7",
+                                        "--cache-dtype",
+                                        s.cache_dtype,
+                                        "--threads-per-worker",
+                                        "1"};
+  if (s.spare) arguments.push_back("--spare");
+  Daemon daemon(arguments, model);
   ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
   auto client = daemon.client();
   std::vector<Stream> open;
@@ -221,6 +249,7 @@ TEST_P(Hash, EveryTokenIsTheOracles) {
   EXPECT_GT(cancels_, 0);
   EXPECT_GT(kills_, 0);
   EXPECT_EQ(daemon.log().find("repeat_differs"), std::string::npos);
+  EXPECT_EQ(daemon.log().find("spare_takes_over") != std::string::npos, s.spare);
   EXPECT_TRUE(wait_until([&] { return daemon.status().state() == "ready"; }));
   daemon.signal(SIGTERM);
   EXPECT_EQ(daemon.wait_exit(), 0);
@@ -232,7 +261,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Setting{"Grouped2", 2, "grouped", "f32"}, Setting{"Grouped4", 4, "grouped", "fp8"},
                     Setting{"Grouped8", 8, "grouped", "bf16", "33"}, Setting{"Mla4", 4, "mla", "fp8_ds_mla"},
                     Setting{"Dsa2", 2, "dsa", "f32", "256"}, Setting{"Dsa4", 4, "dsa", "fp8_ds_mla"},
-                    Setting{"Dsa8", 8, "dsa", "bf16"}),
+                    Setting{"Dsa8", 8, "dsa", "bf16"}, Setting{"Spare4", 4, "grouped", "f32", "64", true}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -144,6 +144,28 @@ void ScriptedDaemon::start_worker(int rank) {
   loaded_[static_cast<size_t>(rank)] = mapped.loaded();
 }
 
+WorkerHandle ScriptedDaemon::start_spare() const {
+  WorkerHandle handle = WorkerHandle::start();
+  wire::ToWorker message = describe_message(0);
+  message.mutable_describe()->set_spare(true);
+  handle.send(message);
+  const wire::FromWorker answer = handle.receive();
+  CHECK(answer.has_description(), answer.ShortDebugString());
+  handle.send(map_message(), map_descriptors());
+  const wire::FromWorker mapped = handle.receive();
+  CHECK(mapped.has_loaded(), mapped.ShortDebugString());
+  return handle;
+}
+
+void ScriptedDaemon::take_rank(int rank, WorkerHandle spare) {
+  wire::ToWorker message;
+  message.mutable_take_rank()->set_rank(static_cast<uint32_t>(rank));
+  spare.send(message);
+  const wire::FromWorker answer = spare.receive();
+  CHECK(answer.has_loaded(), answer.ShortDebugString());
+  worker(rank) = std::move(spare);
+}
+
 void ScriptedDaemon::begin(uint32_t epoch) {
   wire::ToWorker message;
   message.mutable_begin()->set_epoch(epoch);

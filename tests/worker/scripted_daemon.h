@@ -44,6 +44,9 @@ class ScriptedDaemon {
 
   // Starts a worker and brings it to Loaded. The first one's description sizes the arenas.
   void start_worker(int rank);
+  // A worker without a rank, brought to Loaded; after start_worker().
+  WorkerHandle start_spare() const;
+  void take_rank(int rank, WorkerHandle spare);
   void begin(uint32_t epoch);  // every worker, from the next plan on
   void publish(uint32_t epoch, const wire::StepPlan& plan);
   std::map<int, wire::StepResult> results();  // of the next step, by rank

@@ -137,6 +137,29 @@ TEST(WorkerProcess, SharesTheLoadingAndGoesOnAfterARespawn) {
   EXPECT_EQ(first, second);
 }
 
+TEST(WorkerProcess, ASpareTakesTheRankOfOneThatDied) {
+  ScriptedDaemon daemon(kModel, 2);
+  for (int rank = 0; rank < 2; ++rank) daemon.start_worker(rank);
+  WorkerHandle spare = daemon.start_spare();
+  daemon.begin(1);
+  Outcome first;
+  daemon.publish(1, script(daemon)[0]);
+  first.add(daemon.results());
+
+  ASSERT_EQ(::kill(daemon.worker(1).pid, SIGKILL), 0);
+  daemon.control().abort_epoch(Epoch{1});
+  EXPECT_EQ(daemon.worker(0).receive().aborted().epoch(), 1u);
+  daemon.worker(1).wait_exit();
+  daemon.take_rank(1, std::move(spare));
+  daemon.begin(2);
+  Outcome second;
+  daemon.publish(2, script(daemon)[0]);
+  second.add(daemon.results());
+  EXPECT_EQ(first, second);
+  const uint32_t beat = daemon.control().rank_state(1).heartbeat.load();
+  while (daemon.control().rank_state(1).heartbeat.load() - beat < 2) ::sched_yield();
+}
+
 TEST(WorkerProcess, RepeatsAfterAKillAtAnyPlaceWithTheSameBits) {
   const Outcome expected = undisturbed(1);
   ScriptedDaemon daemon(kModel, 2);
@@ -297,6 +320,29 @@ TEST(WorkerRefuses, CommandsOutOfOrder) {
   daemon.start_worker(0);
   daemon.worker(0).send(daemon.describe_message(0));
   expect_failure(daemon.worker(0), ErrorCode::kBadMessage, "out of order");
+}
+
+TEST(WorkerRefuses, ARankThatIsNoneOrIsNotItsToTake) {
+  wire::ToWorker take;
+  take.mutable_take_rank()->set_rank(0);
+  ScriptedDaemon daemon(kModel, 1);
+  daemon.start_worker(0);
+  daemon.worker(0).send(take);
+  expect_failure(daemon.worker(0), ErrorCode::kBadMessage, "out of order");
+
+  ScriptedDaemon other(kModel, 1);
+  other.start_worker(0);
+  for (const bool begins : {true, false}) {
+    const WorkerHandle spare = other.start_spare();
+    wire::ToWorker message;
+    if (begins) {
+      message.mutable_begin()->set_epoch(1);
+    } else {
+      message.mutable_take_rank()->set_rank(1);
+    }
+    spare.send(message);
+    expect_failure(spare, ErrorCode::kBadMessage, begins ? "out of order" : "1 is no rank");
+  }
 }
 
 TEST(WorkerRefuses, Garbage) {
