@@ -183,6 +183,7 @@ Result<void> ControlPlane::plan_moves() {
     if (full) break;
     change_->blocks_moved += stray == PlanBuilder::Stray::kMoved ? 1 : 0;
     if (stray == PlanBuilder::Stray::kNoRoom && memory_.used(*block)) {
+      undo(builder.record());  // its copies will not happen
       return error(ErrorCode::kResourceExhausted, "no free page for a pinned block of the prefix cache",
                    "rank");
     }

@@ -19,7 +19,7 @@ TEST(Admission, ContextLimitNamesTheField) {
   const RequestId absurd =
       h.submit(h.arrival(text(1, 20), 4));  // truth needs a sane number; the event below has not
   RequestArrived event = h.arrival(text(1, 20), 4);
-  h.workers.add(event.request, truth_of(0, event.prompt, 4, {}, -1));
+  h.workers.add(event.request, h.truth_of(event.prompt, 4, {}, -1));
   event.max_tokens = std::numeric_limits<int64_t>::max();
   h.feed(event);
   EXPECT_FALSE(h.outcome(fits).finished);

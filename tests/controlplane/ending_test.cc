@@ -29,7 +29,7 @@ TEST(Ending, ByLength) {
 TEST(Ending, ByAStopTokenWithARowPlannedAhead) {
   Harness h(small_limits(2, 100));
   RequestArrived arrived = h.arrival(text(1, 10), 20);
-  arrived.stop_tokens = {truth_of(0, arrived.prompt, 20, {}, -1).tokens[12]};
+  arrived.stop_tokens = {h.truth_of(arrived.prompt, 20, {}, -1).tokens[12]};
   const RequestId id = h.submit(arrived);
   kv::StoredBytes expected{};
   while (h.plane.request(id)) {

@@ -53,7 +53,7 @@ TEST(Acknowledge, OutOfOrderTwiceAndLate) {
   Harness h(small_limits(2, 100));
   const RequestId id = h.submit(text(1, 10), 4);
   const Plan first = h.plan().value(), second = h.plan().value();
-  const auto samples1 = h.workers.execute(first), samples2 = h.workers.execute(second);
+  const auto samples1 = h.execute(first), samples2 = h.execute(second);
   h.in_flight.clear();
   h.feed(StepAcknowledged{second.step, 0, samples2});
   h.feed(StepAcknowledged{second.step, 1, {}});
@@ -74,7 +74,7 @@ TEST(Acknowledge, AStepWithoutItsSampleEndsTheRequest) {
   Harness h(small_limits(1, 100));
   const RequestId id = h.submit(text(1, 10), 4), other = h.submit(text(2, 20), 4);
   const Plan plan = h.plan().value();
-  auto samples = h.workers.execute(plan);
+  auto samples = h.execute(plan);
   std::erase_if(samples, [&](const Sample& sample) { return sample.request == id; });
   h.in_flight.clear();
   h.feed(StepAcknowledged{plan.step, 0, samples});
@@ -146,7 +146,7 @@ TEST(Abandoned, ARegroupInAnAbandonedPlanIsDoneAgain) {
     for (int i = 0; i < 4; ++i) h.step();
     h.feed(RegroupRequested{1, id, false, true, true, widen ? kTpWish : dcp, false});
     const Plan first = h.plan().value();
-    h.workers.execute(first, 5);
+    h.execute(first, 5);
     h.plan();
     h.in_flight.clear();
     h.feed(PlansAbandoned{});

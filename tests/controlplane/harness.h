@@ -1,18 +1,22 @@
-// Drives one control plane and its fake workers step by step, for tests that say exactly what happens.
+// Drives one control plane and simulated workers step by step, for tests that say exactly what happens.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "controlplane/control_plane.h"
-#include "tests/controlplane/fake_workers.h"
+#include "tests/simulation/workers.h"
 
 namespace weft::controlplane {
+
+using simulation::kVocabulary;
+using simulation::Truth;
 
 // P = 4, both streams, equal pools.
 inline Limits small_limits(int rank_count, int64_t pages) {
@@ -68,8 +72,7 @@ class Harness {
     return out;
   }
   RequestId submit(const RequestArrived& arrived, int64_t nan_row = -1) {
-    workers.add(arrived.request,
-                truth_of(0, arrived.prompt, arrived.max_tokens, arrived.stop_tokens, nan_row));
+    workers.add(arrived.request, truth_of(arrived.prompt, arrived.max_tokens, arrived.stop_tokens, nan_row));
     feed(arrived);
     return arrived.request;
   }
@@ -97,9 +100,14 @@ class Harness {
   }
   // `whole`: the text that the turn is about.
   RequestId submit_turn(RequestArrived arrived, const std::vector<uint32_t>& whole) {
-    workers.add(arrived.request, truth_of(0, whole, arrived.max_tokens, arrived.stop_tokens, -1));
+    workers.add(arrived.request, truth_of(whole, arrived.max_tokens, arrived.stop_tokens));
     feed(arrived);
     return arrived.request;
+  }
+  // What a request should come to.
+  Truth truth_of(std::vector<uint32_t> prompt, int64_t max_tokens,
+                 const std::vector<uint32_t>& stop_tokens = {}, int64_t nan_row = -1) const {
+    return simulation::truth_of(limits.geometry, 0, std::move(prompt), max_tokens, stop_tokens, nan_row);
   }
 
   void feed(const Event& event) {
@@ -115,20 +123,41 @@ class Harness {
     auto made = plane.next_plan(now);
     plane.check_invariants();
     if (made) {
-      workers.publish(*made, in_flight);
+      std::vector<std::shared_ptr<const Plan>> others;
+      for (const Plan& other : in_flight) others.push_back(std::make_shared<const Plan>(other));
+      workers.write_tables(*made, others);
       in_flight.push_back(*made);
     }
     return made;
+  }
+  // All ranks run a plan, in an epoch of its own; after so many written slots and pages they die.
+  std::vector<Sample> execute(const Plan& plan, int64_t writes = std::numeric_limits<int64_t>::max()) {
+    workers.begin_epoch();
+    workers.publish(std::make_shared<const Plan>(plan));
+    std::vector<Sample> samples;
+    for (bool any = true; any;) {
+      any = false;
+      for (int rank = 0; rank < limits.rank_count; ++rank) {
+        if (!workers.ready(rank)) continue;
+        if (!workers.run(rank, &writes)) return {};
+        any = true;
+      }
+    }
+    for (int rank = 0; rank < limits.rank_count; ++rank) {
+      for (const auto& outcome : workers.results(rank))
+        samples.insert(samples.end(), outcome.samples.begin(), outcome.samples.end());
+      workers.results(rank).clear();
+    }
+    return samples;
   }
   // Executes the oldest plan; all ranks acknowledge it.
   void run_oldest() {
     ASSERT_FALSE(in_flight.empty());
     const Plan done = in_flight.front();
     in_flight.pop_front();
-    const std::vector<Sample> samples = workers.execute(done);
-    std::vector<Sample> once = samples;
+    std::vector<Sample> samples = execute(done);
     for_each_rank(done.ranks, [&](int rank) {
-      feed(StepAcknowledged{done.step, rank, std::exchange(once, {})});
+      feed(StepAcknowledged{done.step, rank, std::exchange(samples, {})});
     });
   }
   // One step, nothing overlapping. False: there was nothing to run.
@@ -157,7 +186,7 @@ class Harness {
   const Limits limits;
   Time now{};
   ControlPlane plane;
-  FakeWorkers workers;
+  simulation::Workers workers;
   std::deque<Plan> in_flight;
   std::map<RequestId, Outcome> outcomes;
   std::vector<RegroupedNotice> regrouped;

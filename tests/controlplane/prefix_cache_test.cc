@@ -218,7 +218,7 @@ TEST(PrefixCache, ABlockIsNotShareableBeforeEveryRankHasAcknowledged) {
   Harness h(small_limits(2, 64));
   h.submit(text(1, 16), 4);
   const Plan plan = h.plan().value();
-  const auto samples = h.workers.execute(plan);
+  const auto samples = h.execute(plan);
   h.feed(StepAcknowledged{plan.step, 0, samples});
   const RequestId second = h.submit(text(1, 16), 1);
   h.plan();  // admits it
@@ -328,7 +328,7 @@ TEST(PrefixCache, EvictsTheTailOfTheOldestChainAndNeverAUsedBlock) {
 TEST(PrefixCache, ABlockThatAPlanInFlightReadsIsNotEvicted) {
   Harness h(small_limits(1, 10));
   RequestArrived arrived = h.arrival(text(1, 16), 8);
-  arrived.stop_tokens = {truth_of(0, arrived.prompt, 1, {}, -1).tokens.back()};
+  arrived.stop_tokens = {h.truth_of(arrived.prompt, 1, {}, -1).tokens.back()};
   const RequestId stops = h.submit(arrived);
   h.plan();
   h.plan();  // a row that will be wasted

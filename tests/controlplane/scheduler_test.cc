@@ -257,13 +257,13 @@ TEST(Scheduler, MakesNoRowBeyondMaxTokens) {
   EXPECT_FALSE(h.plan()) << "both tokens are under way";
   h.run_oldest();
   h.expect_right(id);
-  EXPECT_EQ(h.workers.rows_checked(), 11);
+  EXPECT_EQ(h.workers.rows_run(), 11);
 }
 
 TEST(Scheduler, ARowPlannedAheadOfAStopTokenIsWasted) {
   Harness h(small_limits(1, 100));
   RequestArrived arrived = h.arrival(text(1, 10), 20);
-  const Truth free_run = truth_of(0, arrived.prompt, 20, {}, -1);
+  const Truth free_run = h.truth_of(arrived.prompt, 20, {}, -1);
   arrived.stop_tokens = {free_run.tokens[12]};  // the third token of the answer, or an earlier equal one
   const RequestId id = h.submit(arrived);
   while (h.plane.request(id)) {

@@ -72,7 +72,7 @@ TEST(Draft, IsWhatTheScriptSaysOfTheNextTokens) {
 RequestArrived scripted(Harness& h, Tokens prompt, int64_t max_tokens, const std::vector<size_t>& wrong,
                         int64_t draft_tokens) {
   RequestArrived out = h.arrival(std::move(prompt), max_tokens);
-  const Truth truth = truth_of(0, out.prompt, max_tokens, {}, -1);
+  const Truth truth = h.truth_of(out.prompt, max_tokens, {}, -1);
   out.speculation = {DraftSource::kForced, draft_tokens, {}};
   out.speculation.forced.assign(truth.tokens.begin() + truth.prompt, truth.tokens.end());
   for (const size_t i : wrong) out.speculation.forced.at(i) = (out.speculation.forced[i] + 1) % kVocabulary;

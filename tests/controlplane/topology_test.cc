@@ -1,5 +1,5 @@
 // Goal: the ranks that compute change while requests run, and nobody's answer does. Method: exact cases on
-// small pools, every read checked by the fake workers; then random ones, with every event at any stage.
+// small pools, every read checked by the simulated workers; then random ones, with every event at any stage.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,0 +1,79 @@
+// What the daemon does between control plane and workers: plans in flight, their results, repeats.
+//
+// The rules are those of daemon/engine.h: a step is done when every rank has reported it in the present
+// epoch; what is not done when the next epoch begins is published again, and every rank has to report again;
+// a plan lost with two epochs is abandoned, with all behind it. Acknowledgements of done steps then reach the
+// control plane one by one, in any order, some of them twice or late; the daemon's own loop hands them over
+// at once.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "tests/simulation/core.h"
+#include "tests/simulation/plan_checks.h"
+
+namespace weft::simulation {
+
+class Engine {
+ public:
+  explicit Engine(Core& core) : core_(core), checks_(core) {}
+
+  void epoch_began();
+  void epoch_lost();
+  bool epoch_active() const { return epoch_active_; }
+  int64_t done_steps() const { return done_steps_; }
+
+  // ---- acts; false: there was nothing to do
+  bool make_plan();
+  bool publish();
+  bool collect(Draw& draw);
+  bool deliver(Draw& draw, bool in_order);
+  bool deliver_again(Draw& draw);  // of a step that is still in flight
+  bool deliver_late(Draw& draw);   // of one that is not
+
+  int64_t steps() const { return static_cast<int64_t>(steps_); }
+  bool idle() const { return flights_.empty() && pending_.empty(); }
+  // Where the plans are that have not been applied, oldest first.
+  struct Standing {
+    const Plan* plan;
+    PlanStage stage;
+  };
+  std::vector<Standing> standing() const;
+
+ private:
+  struct Flight {
+    std::shared_ptr<const Plan> plan;
+    bool published = false;
+    int lost_epochs = 0;
+    std::array<std::optional<StepOutcome>, kMaxRanks> results;
+    std::map<uint32_t, Sample> drawn;  // of earlier attempts, by cell
+  };
+  // Done, but the control plane has not heard of all of it.
+  struct Pending {
+    std::shared_ptr<const Plan> plan;
+    std::vector<StepAcknowledged> left, told;
+  };
+
+  void collect_all();
+  void take(StepOutcome outcome);
+  void compare(Flight& flight, const StepOutcome& outcome) const;
+  void finish_done();
+  void tell(Pending& pending, size_t which);
+  void abandon();
+
+  Core& core_;
+  PlanChecks checks_;
+  bool epoch_active_ = false;
+  uint64_t steps_ = 0;
+  int64_t done_steps_ = 0;
+  std::deque<Flight> flights_;
+  std::deque<Pending> pending_;
+  std::vector<StepAcknowledged> old_;  // some that have been told, of any age
+};
+
+}  // namespace weft::simulation

@@ -1,0 +1,341 @@
+// What one rank does in one phase of a plan.
+#include <algorithm>
+
+#include "tests/simulation/workers.h"
+
+namespace weft::simulation {
+
+struct Workers::RankRun {
+  Workers& w;
+  Entry& e;
+  const int rank;
+  const int place;  // in the plan's topology
+  int64_t* writes;  // left; null: endless
+
+  const kv::CacheGeometry& geometry() const { return w.limits_.geometry; }
+  const Plan& plan() const { return *e.plan; }
+  int places() const { return e.ranks.count(); }
+  bool may_write() { return writes == nullptr || --*writes >= 0; }
+
+  bool shared(size_t s) const { return e.owned[s] < 0; }
+  bool computes(size_t s, int64_t row) const {
+    if (shared(s)) return plan().spans[s].grouping.contains(place);
+    return e.owners[static_cast<size_t>(e.owned[s])].owner(row) == place;
+  }
+  uint32_t token(const Span& span, int64_t row) const {
+    if (!span.has_input_ref) return span.tokens.at(static_cast<size_t>(row));
+    return w.token_table_.at({span.input_ref.step, span.input_ref.sample_index});
+  }
+  // Rows up to the first draft that does not hold, or the first that a request which has ended wastes.
+  int64_t right_rows(const Span& span) const {
+    const Truth& truth = w.truths_.at(span.request);
+    int64_t row = 0;
+    while (row < span.rows && span.start + row < truth.rows() &&
+           token(span, row) == truth.token(span.start + row))
+      ++row;
+    return row;
+  }
+  // The sum of the words of a row, of all ranks that have some of its heads.
+  uint64_t row_words(size_t s, int64_t row, int layer) const {
+    uint64_t sum = 0;
+    const auto add = [&](int from) {
+      sum += e.words[static_cast<size_t>(from)][s].at(static_cast<size_t>(row))[static_cast<size_t>(layer)];
+    };
+    const Span& span = plan().spans[s];
+    if (shared(s)) {
+      for (int r = span.grouping.base; r < span.grouping.base + span.grouping.width; ++r) add(r);
+    } else {
+      add(e.owners[static_cast<size_t>(e.owned[s])].owner(row));
+    }
+    return sum;
+  }
+
+  // Who makes a copy: its target, as far as that takes part in the step.
+  int copier(const PageCopy& copy) const {
+    return e.ranks.contains(copy.to_rank)     ? copy.to_rank
+           : e.ranks.contains(copy.from_rank) ? copy.from_rank
+                                              : e.ranks.rank(0);
+  }
+  bool copies();
+  bool write(int layer);
+  void partials(int layer);
+  void sums(int layer);
+  void finish();
+
+  const Page* readable_page(const Span& span, size_t s, int64_t block, int part) const;
+  void check_inputs(const Span& span) const;
+  void check_slot(const Span& span, int64_t position, int part, int layer, const Slot& slot) const;
+  void check_own_pages(const Span& span) const;
+  void check_readers(const Span& span, int64_t block) const;
+  void sample(const Span& span, size_t s, StepOutcome& outcome);
+};
+
+bool Workers::run(int rank, int64_t* writes) {
+  Entry& entry = *current(rank);
+  RankRun run{*this, entry, rank, entry.ranks.place(rank), writes};
+  bool whole = true;
+  switch (static_cast<Phase>(entry.head(rank))) {
+    case Phase::kCopies:
+      whole = run.copies();
+      break;
+    case Phase::kWrite0:
+      whole = run.write(0);
+      break;
+    case Phase::kPartials0:
+      run.partials(0);
+      break;
+    case Phase::kSums0:
+      run.sums(0);
+      break;
+    case Phase::kWrite1:
+      whole = run.write(1);
+      break;
+    case Phase::kPartials1:
+      run.partials(1);
+      break;
+    case Phase::kSums1:
+      run.sums(1);
+      break;
+    case Phase::kFinish:
+      run.finish();
+      break;
+  }
+  if (whole) ++entry.done[static_cast<size_t>(rank)];
+  return whole;
+}
+
+bool Workers::RankRun::copies() {
+  for (const PageCopy& copy : plan().copies) {
+    if (copier(copy) != rank || (w.lose_copy && w.lose_copy(copy))) continue;
+    if (!may_write()) return false;
+    w.page(copy.stream, copy.to_rank, copy.to_page) = w.page(copy.stream, copy.from_rank, copy.from_page);
+  }
+  return true;
+}
+
+// The entries of the rank's rows: of a shared row into its own pages, of an owned row into all of them.
+bool Workers::RankRun::write(int layer) {
+  for (size_t s = 0; s < plan().spans.size(); ++s) {
+    const Span& span = plan().spans[s];
+    if (layer == 0) check_inputs(span);
+    if (span.no_write) continue;
+    for (int64_t row = 0; row < span.rows; ++row) {
+      if (!computes(s, row)) continue;
+      const int64_t position = span.start + row, block = position / geometry().block_tokens;
+      const uint64_t words = layer == 0 ? 0 : row_words(s, row, 0);
+      for (int part = 0; part < geometry().parts(); ++part) {
+        const hash::Entry entry =
+            layer == 0 ? first_entry(w.shape_, span.sampling.seed, part, position, token(span, row))
+                       : second_entry(w.shape_, words, part, position);
+        const auto ids = w.pages(span, block, part);
+        for (int holder = 0; holder < w.limits_.rank_count; ++holder) {
+          const PageId id = ids[static_cast<size_t>(holder)];
+          if (id == kNoPage || (shared(s) && holder != rank)) continue;
+          if (!may_write()) return false;
+          Slot& slot = w.page(geometry().stream_of(part), holder,
+                              id)[static_cast<size_t>(position % geometry().block_tokens)];
+          slot[static_cast<size_t>(layer)] = {part, static_cast<int32_t>(position), entry};
+        }
+      }
+    }
+  }
+  return true;
+}
+
+void Workers::RankRun::check_inputs(const Span& span) const {
+  const Truth& truth = w.truths_.at(span.request);
+  for (int64_t row = 0; row < span.rows && span.start + row < truth.rows(); ++row) {
+    if (!span.prefill && row > 0) break;  // drafts
+    w.verdict_.expect(Checker::kTokens, token(span, row) == truth.token(span.start + row), "request ",
+                      number(span.request), " runs the wrong token at position ", span.start + row);
+  }
+}
+
+// The page that the rank reads of a block's part, if it reads it at all: of a shared span those of its
+// classes and heads, which lie on itself; of an owned one all, each on the first holder round the ring.
+const Workers::Page* Workers::RankRun::readable_page(const Span& span, size_t s, int64_t block,
+                                                     int part) const {
+  const kv::Stream stream = geometry().stream_of(part);
+  const auto ids = w.pages(span, block, part);
+  if (!shared(s)) {
+    for (int i = 0; i < places(); ++i) {
+      const int from = e.ranks.rank((place + i) % places());
+      if (ids[static_cast<size_t>(from)] != kNoPage)
+        return &w.page(stream, from, ids[static_cast<size_t>(from)]);
+    }
+  } else {
+    const bool entries = stream == kv::Stream::kEntries;
+    const int c = entries ? span.grouping.c : span.index_c;
+    const int stripes = entries ? c : span.index_copied ? 1 : c;
+    if (kv::class_owner(kv::residue_class(block, c), span.origin, c) != (place - span.grouping.base) % c)
+      return nullptr;
+    const kv::Range held = kv::held_parts(
+        geometry(), stream, kv::group_pattern(span.grouping, stripes, places()), place, places());
+    const int in_stream = part - geometry().first_part(stream);
+    if (in_stream < held.begin || in_stream >= held.end) return nullptr;
+    const PageId id = ids[static_cast<size_t>(rank)];
+    if (id != kNoPage) return &w.page(stream, rank, id);
+  }
+  w.verdict_.expect(Checker::kBytes, false, "request ", number(span.request), " part ", part, " of block ",
+                    block, " is not where rank ", rank, " reads it");
+  return nullptr;
+}
+
+void Workers::RankRun::check_slot(const Span& span, int64_t position, int part, int layer,
+                                  const Slot& slot) const {
+  const Stored& found = slot[static_cast<size_t>(layer)];
+  const hash::Entry& wanted = w.truths_.at(span.request).entry(position, part, layer);
+  ++w.slots_read_;
+  w.verdict_.expect(Checker::kBytes,
+                    found.part == part && found.position == position && found.entry.value == wanted.value &&
+                        found.entry.key == wanted.key,
+                    "request ", number(span.request), " part ", part, " position ", position, " layer ",
+                    layer, " rank ", rank, ": found part ", found.part, " position ", found.position);
+}
+
+void Workers::RankRun::partials(int layer) {
+  const int64_t block_tokens = geometry().block_tokens;
+  for (size_t s = 0; s < plan().spans.size(); ++s) {
+    const Span& span = plan().spans[s];
+    auto& out = e.partials[static_cast<size_t>(place)][s];
+    out.assign(static_cast<size_t>(span.rows), PartSums(0));
+    int64_t last = span.rows;
+    while (last > 0 && !computes(s, last - 1)) --last;
+    if (last == 0) continue;
+    const int64_t right = span.start + right_rows(span);
+    std::vector<const Page*> readable(static_cast<size_t>(geometry().parts()));
+    PartSums sums(geometry().parts());
+    for (int64_t position = 0; position < span.start + last; ++position) {
+      if (position % block_tokens == 0) {
+        for (int part = 0; part < geometry().parts(); ++part)
+          readable[static_cast<size_t>(part)] = readable_page(span, s, position / block_tokens, part);
+      }
+      for (int part = 0; part < geometry().parts(); ++part) {
+        const Page* page = readable[static_cast<size_t>(part)];
+        if (page == nullptr) continue;
+        const Slot& slot = (*page)[static_cast<size_t>(position % block_tokens)];
+        if (position < right) check_slot(span, position, part, layer, slot);
+        sums.add(part, slot[static_cast<size_t>(layer)].entry);
+      }
+      if (position >= span.start && computes(s, position - span.start))
+        out[static_cast<size_t>(position - span.start)] = sums;
+    }
+  }
+}
+
+// Merges the partials of the c-group for the rank's own heads.
+void Workers::RankRun::sums(int layer) {
+  const int entry_parts = w.shape_.parts;
+  const bool indexed = geometry().parts() > entry_parts;
+  for (size_t s = 0; s < plan().spans.size(); ++s) {
+    const Span& span = plan().spans[s];
+    auto& out = e.words[static_cast<size_t>(place)][s];
+    if (layer == 0) out.assign(static_cast<size_t>(span.rows), {});
+    const kv::Range heads =
+        shared(s) ? kv::rank_heads(span.grouping, place, geometry().heads) : kv::Range{0, geometry().heads};
+    const auto merged = [&](int c, int64_t row, int part, int column) {
+      if (!shared(s))
+        return e.partials[static_cast<size_t>(place)][s][static_cast<size_t>(row)].at(part, column);
+      const int first = span.grouping.base + (place - span.grouping.base) / c * c;
+      hash::Sums sum;
+      for (int member = first; member < first + c; ++member) {
+        const hash::Sums& one =
+            e.partials[static_cast<size_t>(member)][s].at(static_cast<size_t>(row)).at(part, column);
+        sum.sum += one.sum;
+        sum.count += one.count;
+      }
+      return sum;
+    };
+    for (int64_t row = 0; row < span.rows; ++row) {
+      if (!computes(s, row)) continue;
+      const hash::Sums index = indexed ? merged(span.index_c, row, entry_parts, 0) : hash::Sums{};
+      uint64_t words = 0;
+      for (auto head = static_cast<int>(heads.begin); head < heads.end; ++head) {
+        const int column =
+            hash::query_column(w.shape_, span.sampling.seed, layer, head, span.start + row, token(span, row));
+        words += word_of(w.shape_, layer, head, merged(span.grouping.c, row, w.shape_.part_of(head), column),
+                         index);
+      }
+      if (layer == 1 && w.lose_sums && w.lose_sums(rank)) words = 0;
+      out[static_cast<size_t>(row)][static_cast<size_t>(layer)] = words;
+    }
+  }
+}
+
+void Workers::RankRun::finish() {
+  StepOutcome outcome{plan().step, rank, {}};
+  for (size_t s = 0; s < plan().spans.size(); ++s) {
+    const Span& span = plan().spans[s];
+    check_own_pages(span);
+    if (place == 0) w.rows_run_ += span.rows;
+    if (span.sampler_rank == place) sample(span, s, outcome);
+  }
+  w.results_[static_cast<size_t>(rank)].push_back(std::move(outcome));
+}
+
+// Every page that the table names on this rank holds the right rows, read or not.
+void Workers::RankRun::check_own_pages(const Span& span) const {
+  const int64_t block_tokens = geometry().block_tokens, end = span.start + right_rows(span);
+  for (int64_t block = 0; block * block_tokens < end; ++block) {
+    if (place == 0) check_readers(span, block);
+    for (int part = 0; part < geometry().parts(); ++part) {
+      const PageId id = w.pages(span, block, part)[static_cast<size_t>(rank)];
+      if (id == kNoPage) continue;
+      const Page& page = w.page(geometry().stream_of(part), rank, id);
+      for (int64_t p = block * block_tokens; p < std::min(end, (block + 1) * block_tokens); ++p) {
+        for (int layer = 0; layer < kLayers; ++layer)
+          check_slot(span, p, part, layer, page[static_cast<size_t>(p % block_tokens)]);
+      }
+    }
+  }
+}
+
+// Exactly the readers hold a block: no reader without bytes, no bytes without a reader.
+void Workers::RankRun::check_readers(const Span& span, int64_t block) const {
+  for (int part = 0; part < geometry().parts(); ++part) {
+    const kv::Stream stream = geometry().stream_of(part);
+    const int in_stream = part - geometry().first_part(stream);
+    const int stripes = span.index_copied ? 1 : span.index_c;
+    const int c = stream == kv::Stream::kEntries ? span.grouping.c : stripes;
+    const kv::Pattern pattern = kv::group_pattern(span.grouping, c, places());
+    const auto reads = [&](int at) {
+      const kv::Range read = kv::held_parts(geometry(), stream, pattern, at, places());
+      return span.grouping.contains(at) && in_stream >= read.begin && in_stream < read.end &&
+             kv::class_owner(kv::residue_class(block, c), span.origin, c) == (at - span.grouping.base) % c;
+    };
+    const auto ids = w.pages(span, block, part);
+    for (int r = 0; r < w.limits_.rank_count; ++r) {
+      const bool wanted = e.ranks.contains(r) && reads(e.ranks.place(r));
+      w.verdict_.expect(Checker::kBytes, wanted == (ids[static_cast<size_t>(r)] != kNoPage), "request ",
+                        number(span.request), " part ", part, " of block ", block, ": rank ", r,
+                        wanted ? " reads it and has it not" : " has it and does not read it");
+    }
+  }
+}
+
+void Workers::RankRun::sample(const Span& span, size_t s, StepOutcome& outcome) {
+  const Truth& truth = w.truths_.at(span.request);
+  const int64_t right = right_rows(span);
+  const auto drawn = [&](int64_t row) { return row_words(s, row, 0) + row_words(s, row, 1); };
+  for (int64_t row = span.rows - span.sample_rows; row < span.rows; ++row) {
+    const auto cell = span.sample_index + static_cast<uint32_t>(row - (span.rows - span.sample_rows));
+    Sample sample{span.request, cell, hash::token_of(drawn(row), kVocabulary), false};
+    // What a wrong draft comes to may be anything.
+    sample.not_finite = row < right ? span.start + row == truth.nan_row : drawn(row) % 5 == 0;
+    if (sample.not_finite) sample.token = 0;
+    w.token_table_[{plan().step, cell}] = sample.token;
+    outcome.samples.push_back(sample);
+  }
+  // The draft layer guesses the answer, with mistakes.
+  for (int64_t i = 0; i < span.draft_tokens; ++i) {
+    const auto cell = static_cast<uint32_t>(span.sample_index + span.sample_rows + i);
+    const int64_t at = span.start + right + 1 + i;
+    const uint64_t luck = mix64(drawn(span.rows - 1) + static_cast<uint64_t>(i));
+    const bool known = at < truth.rows() && luck % 3 != 0;
+    outcome.samples.push_back({span.request, cell,
+                               known ? truth.token(at) : static_cast<uint32_t>(luck % kVocabulary),
+                               luck % 17 == 0});
+  }
+}
+
+}  // namespace weft::simulation

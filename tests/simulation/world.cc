@@ -1,0 +1,299 @@
+#include "tests/simulation/world.h"
+
+#include <algorithm>
+
+namespace weft::simulation {
+
+World::World(const Setup& setup, Verdict verdict, Coverage& coverage, Seams seams)
+    : core_(setup, verdict, coverage, std::move(seams)),
+      engine_(core_),
+      fleet_(core_, engine_),
+      traffic_(core_) {
+  fleet_.start();
+}
+
+bool World::apply(const Act& act) {
+  Draw draw(act.draw);
+  pass(Duration(1 + draw.below(core_.setup.tick.count())));
+  const bool may_abandon = act.kind == ActKind::kLoad || act.kind == ActKind::kAbort;
+  const auto before = may_abandon ? stages() : decltype(stages())();
+  const int64_t abandoned = core_.coverage.mark(Mark::kAbandoned);
+  obey();
+  const bool did = happen(act, draw);
+  obey();
+  if (core_.coverage.mark(Mark::kAbandoned) > abandoned) {
+    constexpr auto kFault = static_cast<size_t>(Fault::kAbandonment);
+    for (const PlanStage stage : before.first) ++core_.coverage.plans[kFault][static_cast<size_t>(stage)];
+    for (const RequestStage stage : before.second)
+      ++core_.coverage.requests[kFault][static_cast<size_t>(stage)];
+  }
+  core_.coverage.acts[static_cast<size_t>(act.kind)] += did ? 1 : 0;
+  core_.coverage.events += did ? 1 : 0;
+  if (after_act) after_act(act);
+  if (core_.take_touched() || did) check_all(*this);
+  return did;
+}
+
+bool World::happen(const Act& act, Draw& draw) {
+  const int ranks = core_.setup.limits.rank_count;
+  const int rank = static_cast<int>(draw.below(ranks));
+  // From this rank on, the first one that can.
+  const auto first = [&](auto can) {
+    for (int i = 0; i < ranks; ++i) {
+      if (can((rank + i) % ranks)) return true;
+    }
+    return false;
+  };
+  const auto id = traffic_.any(draw);
+  switch (act.kind) {
+    case ActKind::kArrive:
+      if (std::ssize(core_.ledger.live()) >= core_.setup.max_live) return false;
+      core_.feed(traffic_.arrival(draw));
+      return true;
+    case ActKind::kCancel:
+      if (!id) return false;
+      count_request_fault(Fault::kCancel, *id);
+      core_.ledger.live().at(*id).cancelled = true;
+      core_.feed(CancelRequested{*id});
+      return true;
+    case ActKind::kPause:
+      if (!id) return false;
+      count_request_fault(Fault::kPause, *id);
+      core_.ledger.live().at(*id).paused = true;
+      core_.feed(PauseChanged{*id, true});
+      return true;
+    case ActKind::kResume:
+      return resume(draw);
+    case ActKind::kRegroup:
+      if (!id) return false;
+      count_request_fault(Fault::kRegroup, *id);
+      core_.feed(traffic_.regroup(draw, *id));
+      return true;
+    case ActKind::kPrice: {
+      if (!id) return false;
+      RegroupRequested asked = traffic_.regroup(draw, *id);
+      asked.dry_run = true;
+      core_.feed(asked);
+      return true;
+    }
+    case ActKind::kPin:
+      core_.feed(PinRequested{++commands_, traffic_.any_ever(draw)});
+      return true;
+    case ActKind::kUnpin:
+      return unpin(draw);
+    case ActKind::kDeadline:
+      return pass_to_deadline();
+    case ActKind::kPlan:
+      return engine_.make_plan();
+    case ActKind::kPublish:
+      return engine_.publish();
+    case ActKind::kCollect:
+      return engine_.collect(draw);
+    case ActKind::kDeliver:
+      return acknowledge(draw, true);
+    case ActKind::kReorder:
+      return acknowledge(draw, false);
+    case ActKind::kDuplicate:
+      if (!engine_.deliver_again(draw)) return false;
+      count_fault(Fault::kDuplicate);
+      return true;
+    case ActKind::kLate:
+      if (!engine_.deliver_late(draw)) return false;
+      count_fault(Fault::kLate);
+      return true;
+    case ActKind::kDrain:
+      return change_topology(rank, false);
+    case ActKind::kJoin:
+      return first(
+          [&](int r) { return !holds(core_.topology, r) && fleet_.waits(r) && change_topology(r, true); });
+    case ActKind::kStopWorker:
+      return !core_.changing() && first([&](int r) { return fleet_.stop_worker(r); });
+    case ActKind::kStartWorker:
+      return first([&](int r) { return fleet_.start_worker(r); });
+    case ActKind::kWait:
+      pass(Duration(draw.below(core_.setup.tick.count() * (draw.chance(8) ? 4000 : 60))));
+      return true;
+    case ActKind::kWork:
+      return first([&, phases = 1 + draw.below(3)](int r) { return fleet_.work(r, phases); });
+    case ActKind::kRush:
+      return fleet_.rush();
+    case ActKind::kLoad:
+      return first([&](int r) { return fleet_.load(r); });
+    case ActKind::kAbort:
+      return first([&](int r) { return fleet_.leave_step(r); });
+    case ActKind::kReap:
+      return first([&](int r) { return fleet_.reap(r); });
+    case ActKind::kKill:
+      if (!fleet_.kill(rank, draw.below(draw.chance(50) ? 8 : 100))) return false;
+      count_fault(Fault::kDeath);
+      return true;
+    case ActKind::kStall:
+      if (!fleet_.stall(rank, Duration(1 + draw.below(core_.setup.hang_deadline.count() * 5 / 4))))
+        return false;
+      count_fault(Fault::kSlow);
+      return true;
+    case ActKind::kSpawnFails:
+      return fleet_.fail_next_spawn(rank);
+  }
+  return false;
+}
+
+bool World::acknowledge(Draw& draw, bool in_order) {
+  bool any = false;
+  const int64_t most = draw.chance(50) ? 1 : 2 * core_.setup.limits.rank_count;
+  for (int64_t i = 1 + draw.below(most); i > 0; --i) {
+    if (!engine_.deliver(draw, in_order)) break;
+    if (!in_order) count_fault(Fault::kReordered);
+    any = true;
+  }
+  return any;
+}
+
+bool World::resume(Draw& draw) {
+  std::vector<RequestId> paused;
+  for (const auto& [id, live] : core_.ledger.live()) {
+    if (live.paused) paused.push_back(id);
+  }
+  if (paused.empty()) return false;
+  const RequestId id = paused[static_cast<size_t>(draw.below(std::ssize(paused)))];
+  core_.ledger.live().at(id).paused = false;
+  core_.feed(PauseChanged{id, false});
+  return true;
+}
+
+bool World::change_topology(int rank, bool joins) {
+  count_fault(Fault::kDrain);
+  if (core_.changing()) {
+    core_.ledger.second_topology_requested(++commands_);
+  } else {
+    core_.ledger.topology_requested(++commands_, core_.topology, core_.topology ^ mask_of(rank));
+  }
+  core_.feed(TopologyRequested{commands_, rank, joins});
+  return true;
+}
+
+void World::obey() {
+  const auto ranks = core_.ledger.take_topology();
+  if (!ranks) return;
+  core_.topology = *ranks;
+  fleet_.set_topology(*ranks);
+}
+
+// Sometimes one that is not there.
+bool World::unpin(Draw& draw) {
+  const std::vector<PinSnapshot> pins = core_.plane.pins();
+  if (pins.empty()) return false;
+  const uint64_t pin = pins[static_cast<size_t>(draw.below(std::ssize(pins)))].pin;
+  core_.feed(UnpinRequested{++commands_, draw.chance(90) ? pin : pin + 1000});
+  return true;
+}
+
+void World::pass(Duration duration) {
+  for (const auto& [id, live] : core_.ledger.live()) {
+    if (live.deadline && *live.deadline <= core_.now + duration) count_request_fault(Fault::kDeadline, id);
+  }
+  core_.pass(duration);
+  fleet_.pass_time();
+}
+
+bool World::pass_to_deadline() {
+  const auto next = core_.plane.next_deadline();
+  if (next) pass(std::max(*next - core_.now, Duration(1)));
+  return next.has_value();
+}
+
+// ---- counting
+
+std::pair<std::vector<PlanStage>, std::vector<RequestStage>> World::stages() const {
+  std::pair<std::vector<PlanStage>, std::vector<RequestStage>> out;
+  for (const auto& one : engine_.standing()) out.first.push_back(one.stage);
+  if (out.first.empty()) out.first.push_back(PlanStage::kApplied);
+  for (const auto& [id, live] : core_.ledger.live()) out.second.push_back(stage_of(id));
+  return out;
+}
+
+void World::count_fault(Fault fault) {
+  const auto [plans, requests] = stages();
+  for (const PlanStage stage : plans)
+    ++core_.coverage.plans[static_cast<size_t>(fault)][static_cast<size_t>(stage)];
+  for (const RequestStage stage : requests)
+    ++core_.coverage.requests[static_cast<size_t>(fault)][static_cast<size_t>(stage)];
+}
+
+void World::count_request_fault(Fault fault, RequestId id) {
+  ++core_.coverage.requests[static_cast<size_t>(fault)][static_cast<size_t>(stage_of(id))];
+  auto& plans = core_.coverage.plans[static_cast<size_t>(fault)];
+  bool any = false;
+  for (const auto& one : engine_.standing()) {
+    for (const Span& span : one.plan->spans) {
+      if (span.request != id) continue;
+      ++plans[static_cast<size_t>(one.stage)];
+      any = true;
+    }
+  }
+  if (!any) ++plans[static_cast<size_t>(PlanStage::kApplied)];
+}
+
+RequestStage World::stage_of(RequestId id) const {
+  const auto snapshot = core_.plane.request(id);
+  if (!snapshot || snapshot->state == RequestState::kWaiting) return RequestStage::kWaiting;
+  if (core_.changing()) return RequestStage::kMoving;
+  if (snapshot->switching) return RequestStage::kSwitch;
+  const Truth& truth = core_.workers.truth(id);
+  for (const auto& one : engine_.standing()) {
+    for (const Span& span : one.plan->spans) {
+      if (span.request != id) continue;
+      if (span.sample_rows > 0 && span.start + span.rows >= truth.rows() - 1) return RequestStage::kEnding;
+      if (!span.prefill && span.rows > 1) return RequestStage::kDrafts;
+    }
+  }
+  if (snapshot->state == RequestState::kDecode) return RequestStage::kDecode;
+  return snapshot->computed_tokens == snapshot->cached_tokens ? RequestStage::kFirstChunk
+                                                              : RequestStage::kPrefill;
+}
+
+// ---- the end
+
+// Without faults: requests go on, workers come back, everything that was admitted ends.
+void World::settle() {
+  Draw draw(mix64(core_.setup.seed) ^ 0x5e771e);
+  while (resume(draw)) {
+  }
+  while (unpin(draw)) {
+  }
+  constexpr std::array kPeaceful = {ActKind::kPlan,    ActKind::kPublish, ActKind::kRush,  ActKind::kCollect,
+                                    ActKind::kDeliver, ActKind::kLoad,    ActKind::kAbort, ActKind::kReap};
+  const auto quiet = [&] { return core_.ledger.live().empty() && engine_.idle() && fleet_.all_run(); };
+  for (int64_t i = 0; i < 60000 && !quiet(); ++i) {
+    const ActKind kind = i % 40 == 39 ? ActKind::kWait : draw.one_of(kPeaceful);
+    apply({kind, draw.random.next()});
+  }
+  core_.verdict.expect(Checker::kProgress, quiet(), core_.ledger.live().size(),
+                       " requests do not end though no fault happens");
+  for_each_pool(core_.setup.limits.rank_count, [&](kv::Stream stream, int rank) {
+    const PoolCounts pool = core_.plane.pool(stream, rank);
+    core_.verdict.expect(Checker::kReturns,
+                         pool.free + pool.cached == pool.pages && pool.used == 0 && pool.reserved == 0,
+                         "everything has ended, and of rank ", rank, " ", pool.used, " pages are used and ",
+                         pool.reserved, " reserved");
+  });
+  finish_workers(draw);
+  core_.coverage.mark(Mark::kPasses) += core_.plane.counters().passes;
+  core_.coverage.mark(Mark::kEvictions) += core_.plane.counters().evicted_blocks;
+  core_.coverage.rows += core_.workers.rows_run();
+  core_.coverage.slots += core_.workers.slots_read();
+  ++core_.coverage.seeds;
+}
+
+// The workers are stopped, some of them while they die or come back.
+void World::finish_workers(Draw& draw) {
+  constexpr std::array kFaults = {ActKind::kKill, ActKind::kReap, ActKind::kReap,      ActKind::kStall,
+                                  ActKind::kWait, ActKind::kLoad, ActKind::kSpawnFails};
+  for (int64_t i = draw.below(40); i > 0; --i) apply({draw.one_of(kFaults), draw.random.next()});
+  fleet_.stop();
+  for (int64_t i = 0; i < 5000 && !fleet_.stopped(); ++i)
+    apply({draw.chance(90) ? ActKind::kReap : ActKind::kWait, draw.random.next()});
+  core_.verdict.expect(Checker::kProgress, fleet_.stopped(), "the workers do not stop");
+}
+
+}  // namespace weft::simulation
