@@ -134,7 +134,7 @@ bool try_admit(Sequence& sequence, Memory& memory, bool use_hits, int turn) {
   sequence.hit_blocks = sequence.blocks.registered;
   sequence.cached = sequence.hit_blocks * memory.limits().geometry.block_tokens;
   // Something must produce the first token: on a full hit the last row runs again.
-  sequence.repeat_last_row = sequence.cached == sequence.prompt;
+  sequence.repeat_last_row = sequence.answered() == 0 && sequence.cached == sequence.prompt;
   if (sequence.repeat_last_row) --sequence.cached;
   sequence.computed = sequence.scheduled = sequence.cached;
   sequence.running = true;

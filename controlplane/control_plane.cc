@@ -55,7 +55,7 @@ std::optional<Plan> ControlPlane::next_plan(Time now) {
 
 Plan ControlPlane::issue(PlanBuilder& builder) {
   Plan plan = builder.finish();
-  plan.ranks = builder.record().ranks = change_ ? change_->before.ranks() : limits_.active().ranks();
+  plan.ranks = builder.record().ranks = change_ ? change_->movers.ranks() : limits_.active().ranks();
   memory_.issued(plan.step);
   in_flight_.push_back(std::move(builder.record()));
   ++counters_.plans;
@@ -149,6 +149,7 @@ bool ControlPlane::admit(Time now, Sequence& sequence, bool first) {
     sequence.history = memory_.chain_arrived(sequence.hashes, sequence.arrived);
   }
   if (sequence.hit_blocks == 0) turn_ = (turn_ + 1) % limits_.places();
+  if (sequence.again) return true;
   counters_.prompt_tokens += sequence.prompt;
   counters_.cached_tokens += sequence.cached;
   return true;

@@ -84,6 +84,7 @@ class ControlPlane {
   void on(Time now, const PinRequested& event, Notices& notices);
   void on(Time now, const UnpinRequested& event, Notices& notices);
   void on(Time now, const TopologyRequested& event, Notices& notices);
+  void on(Time now, const MemoryLost& event, Notices& notices);
 
   kv::StoredBytes stored_bytes(const Sequence& sequence) const;
   Sequence* find(RequestId id);
@@ -104,10 +105,15 @@ class ControlPlane {
   static std::vector<uint32_t> guessed_tokens(const SpanRecord& span, const PlanRecord& record);
   void count_drafts(Sequence& sequence, const SpanRecord& span, int64_t accepted, Notices& notices);
   void register_blocks(Sequence& sequence);
+  std::vector<PlanRecord> withdraw();
   void undo(const PlanRecord& record);
   void roll_back(Sequence& sequence, const std::vector<PlanRecord>& abandoned);
   void finish(Sequence& sequence, FinishReason reason, Error failure, Notices& notices);
   RegroupedNotice regroup(Sequence& sequence, const RegroupRequested& event);
+
+  // ---- lost memory (control_plane_lost.cc)
+  void unschedule(Sequence& sequence);
+  void replay(Sequence& sequence);
 
   // ---- workers that come and go (control_plane_topology.cc)
   Result<kv::Topology> topology_with(const TopologyRequested& event) const;

@@ -23,7 +23,7 @@ std::optional<RequestSnapshot> ControlPlane::request(RequestId id) const {
                                                            : RequestState::kDecode;
   snapshot.paused = sequence->paused;
   snapshot.prompt_tokens = sequence->prompt;
-  snapshot.cached_tokens = sequence->cached;
+  snapshot.cached_tokens = std::min(sequence->cached, sequence->prompt);
   snapshot.computed_tokens = sequence->computed;
   snapshot.completion_tokens = sequence->answered();
   snapshot.max_tokens = sequence->max_tokens;
@@ -112,7 +112,9 @@ void ControlPlane::check_invariants() const {
   contexts_.check_invariants();
   CHECK_EQ(sequences_.size(), running_.size() + waiting_.size());
   CHECK_LE(running_count(), limits_.max_running);
-  CHECK_LE(waiting_count(), limits_.max_waiting);
+  const auto again =
+      std::count_if(waiting_.begin(), waiting_.end(), [](const Sequence* s) { return s->again; });
+  CHECK_LE(waiting_count() - again, limits_.max_waiting);  // who ran before is not turned away
   CHECK_LE(static_cast<int>(in_flight_.size()), limits_.plans_in_flight);
   PageCounts reserved;
   int64_t tables = 0;

@@ -29,7 +29,9 @@ void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, con
   // Of a span that decodes, the row before each token that holds.
   sequence.computed += span.prefill ? span.rows : std::ssize(drawn);
   if (!span.drafts.empty()) count_drafts(sequence, span, std::ssize(drawn) - 1, notices);
-  if (span.prefill) {
+  if (span.prefill && sequence.replay > 0) {
+    counters_.replayed_rows += span.rows;
+  } else if (span.prefill) {
     counters_.computed_prompt_tokens += span.rows;
     notices.push_back(
         PrefillNotice{sequence.id, std::min(sequence.computed, sequence.prompt), sequence.prompt});
@@ -128,9 +130,9 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
   }
   const bool late = failure.code == ErrorCode::kDeadlineExceeded;
   notices.emplace_back(FinishedNotice{sequence.id, reason, std::move(failure), sequence.prompt,
-                                      sequence.cached, sequence.computed, sequence.answered(),
-                                      sequence.drafted, sequence.accepted, stored_bytes(sequence),
-                                      sequence.next.has_value()});
+                                      std::min(sequence.cached, sequence.prompt), sequence.computed,
+                                      sequence.answered(), sequence.drafted, sequence.accepted,
+                                      stored_bytes(sequence), sequence.next.has_value()});
   // What a failed request has computed itself is not trusted; one that is late has not failed.
   if (reason == FinishReason::kError && !late && sequence.blocks.registered > sequence.hit_blocks)
     memory_.forget(memory_.at(sequence.blocks, sequence.hit_blocks));
@@ -154,15 +156,20 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
 
 // ---- abandoned plans ------------------------------------------------------------------------------------
 
-void ControlPlane::on(Time now, const PlansAbandoned&, Notices& notices) {
-  if (in_flight_.empty()) return;
-  const std::vector<PlanRecord> abandoned(in_flight_.begin(), in_flight_.end());
+// They will not be run: whatever waited for them is free.
+std::vector<PlanRecord> ControlPlane::withdraw() {
+  const std::vector<PlanRecord> plans(in_flight_.begin(), in_flight_.end());
   in_flight_.clear();
-  counters_.abandoned_plans += static_cast<int64_t>(abandoned.size());
-  for (auto record = abandoned.rbegin(); record != abandoned.rend(); ++record) undo(*record);
-  // They will not be run: whatever waited for them is free.
+  for (auto record = plans.rbegin(); record != plans.rend(); ++record) undo(*record);
   memory_.completed(memory_.last_issued());
   tables_.complete(memory_.last_issued());
+  return plans;
+}
+
+void ControlPlane::on(Time now, const PlansAbandoned&, Notices& notices) {
+  if (in_flight_.empty()) return;
+  const std::vector<PlanRecord> abandoned = withdraw();
+  counters_.abandoned_plans += static_cast<int64_t>(abandoned.size());
 
   std::vector<Sequence*> affected;
   for (const PlanRecord& record : abandoned) {

@@ -57,6 +57,10 @@ void ControlPlane::on(Time, const TopologyRequested& event, Notices& notices) {
   change_->command = event.command;
   change_->before = limits_.active();
   change_->after = *after;
+  change_->movers = event.gone ? *after : change_->before;
+  if (!event.gone) return;
+  withdraw();
+  for (Sequence* sequence : running_) unschedule(*sequence);
 }
 
 void ControlPlane::set_topology(const kv::Topology& topology) {

@@ -111,9 +111,18 @@ struct TopologyRequested {
   uint64_t command = 0;
   int rank = 0;
   bool joins = false;
+  // It leaves and has left already: the shell has dropped the plans in flight, and the others move its
+  // blocks.
+  bool gone = false;
+};
+
+// What lay in a rank's pool is gone. The shell drops the plans in flight, too: they will not be run. Blocks
+// that lie nowhere else are computed again, by the requests that need them.
+struct MemoryLost {
+  int rank = 0;
 };
 
 using Event = std::variant<RequestArrived, CancelRequested, PauseChanged, StepAcknowledged, PlansAbandoned,
-                           RegroupRequested, PinRequested, UnpinRequested, TopologyRequested>;
+                           RegroupRequested, PinRequested, UnpinRequested, TopologyRequested, MemoryLost>;
 
 }  // namespace weft::controlplane

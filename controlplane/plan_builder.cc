@@ -45,10 +45,11 @@ bool PlanBuilder::add_prefill(Sequence& sequence, int64_t most) {
   if (limits_.max_chunk_rows > 0) rows = std::min(rows, limits_.max_chunk_rows);
   // Draft layer i reads the token i + 1 rows ahead: no chunk should end so close to the prompt's end that it
   // is not drawn yet.
-  const int64_t left = sequence.prompt - sequence.scheduled - rows;
+  const int64_t left = sequence.prompt_left() - rows;
   if (left < limits_.draft_layers) rows = std::min(rows + left, rows_left_);
   // The last row samples; without room for a sample it stays for the next step.
-  if (samples_left_ < 1) rows = std::min(rows, sequence.prompt - 1 - sequence.scheduled);
+  if (samples_left_ < 1 && sequence.answered() == 0)
+    rows = std::min(rows, sequence.prompt - 1 - sequence.scheduled);
   if (rows < 1) return false;
   rows = hold_rows(sequence, rows);
   if (rows < 1) return false;
@@ -56,7 +57,7 @@ bool PlanBuilder::add_prefill(Sequence& sequence, int64_t most) {
   if (sequence.speculation.source == DraftSource::kLookup)
     sequence.lookup.extend(std::span(sequence.text).first(static_cast<size_t>(sequence.scheduled + rows)));
   // A prompt's last row may be on one rank, from where a second guess would have to be sent to a group.
-  const bool last = sequence.scheduled + rows == sequence.prompt;
+  const bool last = sequence.answered() == 0 && sequence.scheduled + rows == sequence.prompt;
   add_span(sequence, rows, true, {}, last ? hold_guesses(sequence, rows, 1, 1) : 0);
   return true;
 }
@@ -291,12 +292,13 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::
     span.has_input_ref = true;
     span.input_ref = sequence.last_sample;
   }
-  span.sample_rows = !prefill ? rows : span.start + rows == sequence.prompt ? 1 : 0;
+  const bool ends_prompt = sequence.answered() == 0 && span.start + rows == sequence.prompt;
+  span.sample_rows = !prefill ? rows : ends_prompt ? 1 : 0;
   // Logits are gathered on one rank: take turns.
   span.sampler_rank = static_cast<int>(turn % static_cast<uint64_t>(limits_.places()));
   span.draft_tokens = guesses;
   if (prefill) {
-    const int64_t left = sequence.prompt - span.start - rows;
+    const int64_t left = sequence.tokens.size() - span.start - rows;
     sequence.tokens.read(span.start + rows, std::min(left, limits_.draft_layers), span.next_tokens);
   }
   span.sampling = sequence.sampling;

@@ -57,9 +57,11 @@ struct Sequence {
   int64_t scheduled = 0;
   int64_t samples_scheduled = 0;  // those of drafts are taken back when these do not hold
   TokenRef last_sample;           // where the token after the last scheduled row is being sampled
+  int64_t replay = 0;             // its memory was lost: rows up to here are computed again, and draw nothing
   int64_t drafted = 0, accepted = 0;
   LookupIndex lookup;             // of `text`, where drafts are looked up
   std::vector<uint32_t> text;     // then: the tokens, in one piece
+  bool again = false;             // it was let in before
   std::vector<uint32_t> guessed;  // by the draft layers, in the latest step: what may follow `tokens`
   bool repeat_last_row = false;   // full prefix hit: row prompt−1 is recomputed without writing
 
@@ -89,13 +91,15 @@ struct Sequence {
   int64_t row_count() const { return prompt + max_tokens - 1; }
   int64_t answered() const { return tokens.size() - prompt; }
   const Placement& target() const { return next ? *next : placement; }
-  bool prefilling() const { return scheduled < prompt; }
+  // Rows whose tokens are known before they run: the prompt's, and those computed again.
+  int64_t known_rows() const { return std::max(prompt, replay); }
+  bool prefilling() const { return scheduled < known_rows(); }
   // Every token that a plan in flight was to draw is known.
   bool settled() const { return samples_scheduled == answered(); }
   bool stops_at(uint32_t token) const {
     return std::find(stop_tokens.begin(), stop_tokens.end(), token) != stop_tokens.end();
   }
-  int64_t prompt_left() const { return prompt - scheduled; }
+  int64_t prompt_left() const { return known_rows() - scheduled; }
   // More urgent, or as urgent and earlier.
   bool before(const Sequence& other) const {
     return priority != other.priority ? priority < other.priority : order < other.order;

@@ -2,10 +2,10 @@
 //
 // Stages: *quiet*, no plan is made until those in flight are acknowledged; then every running sequence is
 // priced and its room reserved under the new topology, or the change is refused; *moving*, plans that only
-// copy, carried out by the ranks of the old topology; then, with nothing in flight, the new one comes into
-// force and pages that nobody needs there are dropped. Until then the old topology is in force and every page
-// of it is kept: a change that fails at any stage leaves nothing behind. Plain values;
-// control_plane_topology.cc is the code.
+// copy, carried out by the ranks of the old topology (or, where one has left already, by the others); then,
+// with nothing in flight, the new one comes into force and pages that nobody needs there are dropped. Until
+// then the old topology is in force and every page of it is kept: a change that fails at any stage leaves
+// nothing behind. Plain values; control_plane_topology.cc is the code.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +39,7 @@ struct TopologyChange {
 
   uint64_t command = 0;
   kv::Topology before, after;
+  kv::Topology movers;  // carry out the copies: the old ranks, or those of them that are left
   Stage stage = Stage::kQuiet;
   std::vector<Before> sequences;
   std::vector<Stray> strays;

@@ -1,5 +1,6 @@
 #include "daemon/arenas.h"
 
+#include <fcntl.h>
 #include <sys/eventfd.h>
 
 #include <cerrno>
@@ -50,6 +51,13 @@ std::vector<int> Arenas::descriptors() const {
   for (const kv::Descriptor& mailbox : mailboxes_) fds.push_back(mailbox.get());
   for (const kv::Descriptor& pool : pools_) fds.push_back(pool.get());
   return fds;
+}
+
+Result<void> Arenas::clear_pool(int rank) {
+  const auto at = static_cast<size_t>(rank);
+  const auto bytes = static_cast<off_t>(kv::pool_bytes(sizes_.geometry, sizes_.pool_pages[at]));
+  if (::fallocate(pools_[at].get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes) == 0) return {};
+  return error(ErrorCode::kIo, std::string("cannot clear a pool: ") + std::strerror(errno));
 }
 
 }  // namespace weft::daemon

@@ -31,6 +31,8 @@ class Arenas {
   // The message to a worker and the descriptors that go with it, in the order that worker.proto says.
   wire::MapArenas message() const;
   std::vector<int> descriptors() const;
+  // What a rank's pool held is gone: its memory is given back, and reads as zeros.
+  Result<void> clear_pool(int rank);
 
  private:
   Arenas(ArenaSizes sizes, kv::ControlArena control)

@@ -52,6 +52,7 @@ class Daemon : private FleetListener, private EngineListener {
   void worker_waits(int rank) override { topology_.worker_waits(rank); }
   void worker_failed(int rank, const Error& why) override { topology_.worker_failed(rank, why); }
   void worker_stopped(int rank) override { topology_.worker_stopped(rank); }
+  void memory_lost(int rank) override { engine_->memory_lost(rank); }
   void fleet_failed(const Error& failure) override;
   void fleet_stopped() override;
 

@@ -199,6 +199,16 @@ Duration Engine::epoch_lost() {
   return longest;
 }
 
+void Engine::memory_lost(int rank) {
+  post_without_plans(controlplane::MemoryLost{rank});  // they read what is gone
+}
+
+void Engine::post_without_plans(controlplane::Event event) {
+  CHECK(!epoch_.has_value(), "workers run them");
+  in_flight_.clear();
+  post(std::move(event));
+}
+
 // ---- results
 
 bool Engine::InFlight::done() const {

@@ -70,6 +70,9 @@ class Engine {
   void epoch_began(Epoch epoch);
   Duration epoch_lost();  // how long a worker may take to leave its step
   void worker_started(int rank) { watchdog_.forget(rank); }
+  void memory_lost(int rank);  // after epoch_lost()
+  // While no epoch runs: plans in flight will not be run any more, and then this happens.
+  void post_without_plans(controlplane::Event event);
   // Which ranks must show a heartbeat; asked at every look.
   std::function<RankMask()> beating;
 

@@ -133,7 +133,12 @@ void TopologyService::begin(Kind kind, int rank, const std::string& text, Contro
 }
 
 void TopologyService::ask_control_plane() {
-  engine->post(controlplane::TopologyRequested{change_->command, change_->rank, change_->kind == Kind::kAdd});
+  controlplane::TopologyRequested event{change_->command, change_->rank, change_->kind == Kind::kAdd};
+  event.gone = !event.joins && !fleet_.epoch_active() && !fleet_.waits(change_->rank);
+  if (!event.gone) return engine->post(event);
+  engine->post_without_plans(event);
+  change_->before = fleet_.topology();
+  fleet_.set_topology(kv::Topology(fleet_.topology().ranks() & ~mask_of(change_->rank)));
 }
 
 void TopologyService::stop() {
@@ -150,6 +155,7 @@ void TopologyService::decided(const controlplane::TopologyNotice& notice) {
   }
   if (!moved) {
     if (change_->started) fleet_.stop_worker(change_->rank);
+    if (change_->before) fleet_.set_topology(*change_->before);
     return finish(notice.error);
   }
   change_->decided = true;

@@ -4,7 +4,9 @@
 // of a worker that comes in starts and loads; the control plane finds room and moves blocks
 // (controlplane/topology_change.h); a new epoch begins with the new ranks; the process of a worker that is
 // removed ends. The reply is sent, and the journal's line written, when the last one is done. A worker that
-// is killed meanwhile is replaced as always, and the change goes on. Loop thread only.
+// is killed meanwhile is replaced as always, and the change goes on. One that is not there
+// when it is to leave is not waited for: the others begin an epoch without it, and move what lies in its
+// pool. Loop thread only.
 #pragma once
 
 #include <optional>
@@ -54,6 +56,7 @@ class TopologyService {
     bool started = false;  // the process was started for it
     bool decided = false;  // the control plane has moved everything
     bool stopping = false;
+    std::optional<kv::Topology> before;  // the others began without it
     wire::TopologyReply result;
   };
 

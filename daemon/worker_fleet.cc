@@ -139,6 +139,11 @@ bool WorkerFleet::has_worker(int rank) const {
   return rank >= 0 && rank < rank_count() && ranks_[static_cast<size_t>(rank)]->wanted;
 }
 
+bool WorkerFleet::waits(int rank) const {
+  const Phase phase = ranks_[static_cast<size_t>(rank)]->phase;
+  return phase == Phase::kWaiting || phase == Phase::kAborting;
+}
+
 const Device& WorkerFleet::device(int rank) const { return ranks_[static_cast<size_t>(rank)]->device; }
 
 std::optional<int> WorkerFleet::unused_rank() const {
@@ -521,7 +526,14 @@ void WorkerFleet::worker_ended(int rank) {
   own.output_watch.reset();
   own.process.reset();
   own.phase = Phase::kGone;
-  if (topology_.contains(rank)) lose_epoch("rank " + std::to_string(rank) + " ended: " + text);
+  const bool memory_lost = own.failure && own.failure->field == "pool";
+  if (topology_.contains(rank) || memory_lost) lose_epoch("rank " + std::to_string(rank) + " ended: " + text);
+  if (memory_lost && ever_ready_) {
+    if (auto cleared = arenas_->clear_pool(rank); !cleared) {
+      log_.error("pool_not_cleared", {{"rank", rank}, {"reason", cleared.error().text()}});
+    }
+    listener_.memory_lost(rank);
+  }
   if (std::exchange(own.joining, false)) {
     own.wanted = false;
     apply(rank, WorkerEvent::kWantDown);

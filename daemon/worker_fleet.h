@@ -51,6 +51,8 @@ class FleetListener {
   virtual void worker_waits(int rank) = 0;
   virtual void worker_failed(int rank, const Error& why) = 0;
   virtual void worker_stopped(int rank) = 0;  // of stop_worker(): its process is gone
+  // It ended with a Failure of its "pool": what lay there is gone. The epoch is lost.
+  virtual void memory_lost(int rank) = 0;
   // The fleet cannot start and has given up.
   virtual void fleet_failed(const Error& failure) = 0;
   virtual void fleet_stopped() = 0;  // after stop(): every process is reaped
@@ -78,6 +80,7 @@ class WorkerFleet {
   bool has_worker(int rank) const;         // a process, or it will have one again
   std::optional<int> unused_rank() const;  // one that has none
   const Device& device(int rank) const;
+  bool waits(int rank) const;  // its process is ready, or leaves its step
   int rank_count() const { return static_cast<int>(ranks_.size()); }  // that there may be
 
   bool epoch_active() const { return epoch_active_; }

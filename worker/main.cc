@@ -7,6 +7,7 @@
 #include <charconv>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string_view>
 
@@ -73,6 +74,12 @@ int main(int argc, char** argv) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   std::signal(SIGINT, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
+  if (std::getenv("WEFT_INJECT_MEMORY_LOSS") != nullptr) {  // worker_process.cc; before there are threads
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGUSR2);
+    ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+  }
   // Whatever else the daemon had open when it forked.
   if (fd > STDERR_FILENO + 1) ::close_range(STDERR_FILENO + 1, static_cast<unsigned>(fd - 1), 0);
   ::close_range(static_cast<unsigned>(fd + 1), ~0u, 0);

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -70,6 +72,7 @@ Result<void> WorkerProcess::map_and_load(const wire::MapArenas& message,
   const WorkerSettings& settings = *settings_;
   TRY(arenas_, map_arenas(message, std::move(descriptors), settings));
   if (!settings.spare) start_ticker();
+  if (std::getenv("WEFT_INJECT_MEMORY_LOSS") != nullptr) wait_for_memory_loss();
   log_event("mapped", "pool_bytes=" + std::to_string(message.pool_bytes(settings.rank)));
 
   Time last{};
@@ -122,6 +125,19 @@ void WorkerProcess::start_ticker() {
       heartbeat.fetch_add(1, std::memory_order_relaxed);
       std::this_thread::sleep_for(kTick);
     }
+  }).detach();
+}
+
+// Tests: at SIGUSR2 the process ends as if its device had failed, and the pool's memory with it.
+void WorkerProcess::wait_for_memory_loss() {
+  std::thread([this] {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGUSR2);
+    int raised = 0;
+    while (::sigwait(&signals, &raised) != 0) {
+    }
+    channel_.fail(error(ErrorCode::kUnavailable, "what it held is lost", "pool"));
   }).detach();
 }
 

@@ -37,6 +37,7 @@ class WorkerProcess {
   Result<void> describe(const wire::Describe& request);
   Result<void> map_and_load(const wire::MapArenas& message, std::vector<kv::Descriptor> descriptors);
   Result<void> take_rank(const wire::TakeRank& message);
+  void wait_for_memory_loss();
   // Before the first epoch, and one of another topology: every rank has sealed its share of the weights.
   Result<void> prepare(const kv::Topology& topology);
   Result<void> run_epoch(const wire::Begin& begin);

@@ -88,6 +88,26 @@ TEST_F(TopologyTest, BlocksMoveOffARankAndEverybodyGoesOn) {
   for (const RequestId id : ids) h().expect_right(id);
 }
 
+// It has left already: plans in flight are not waited for, and the others copy out of its pool.
+TEST_F(TopologyTest, ARankThatIsGoneIsLeftBehind) {
+  make(4, 120);
+  const auto ids = submit_all();
+  for (int i = 0; i < 6; ++i) h().step();
+  ASSERT_TRUE(h().plan().has_value());
+  h().in_flight.clear();
+  h().feed(TopologyRequested{++commands_, 1, false, true});
+  const auto moves = h().plan();
+  ASSERT_TRUE(moves.has_value());
+  EXPECT_EQ(moves->ranks, 0b1101u);
+  EXPECT_TRUE(moves->spans.empty());
+  h().run_oldest();
+  while (h().topologies.empty()) h().step();
+  EXPECT_EQ(h().topologies.back().error.code, ErrorCode::kOk);
+  EXPECT_EQ(used(1), 0);
+  h().run_all();
+  for (const RequestId id : ids) h().expect_right(id);
+}
+
 TEST_F(TopologyTest, NothingIsPlannedBeforePlansInFlightAreAcknowledged) {
   make(4, 120);
   submit_all();

@@ -267,6 +267,62 @@ TEST(Workers, KilledInTheMiddleOfADrain) {
   stop_well(daemon);
 }
 
+// A worker that is not there when it is drained is not waited for.
+TEST(Workers, DrainedWhenItIsGone) {
+  Daemon daemon(arguments("4", "4"));
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  const auto all = requests(150);
+  const auto alone = run_alone(client, all);
+  auto streams = start_all(client, all, 0);
+  for (const uint32_t rank : {2u, 0u, 3u}) {
+    for (Stream& stream : streams) read(client, stream, stream.tokens.size() + 10);
+    const auto before = daemon.workers();
+    ::kill(static_cast<pid_t>(before[rank].pid()), SIGKILL);
+    EXPECT_TRUE(wait_until([&] { return daemon.workers()[rank].pid() != before[rank].pid(); }));
+    const wire::ControlReply reply = daemon.control(drain(rank));
+    EXPECT_TRUE(reply.has_topology()) << reply.DebugString();
+    EXPECT_EQ(daemon.status().workers(), 3u);
+    EXPECT_TRUE(wait_until([&] { return daemon.workers()[rank].state() == "drained"; }));
+    EXPECT_TRUE(daemon.control(add_rank(rank)).has_topology());
+  }
+  for (Stream& stream : streams) read(client, stream, SIZE_MAX);
+  expect_equal(streams, alone);
+  stop_well(daemon);
+}
+
+// What lay on one rank is gone with its process: streams go on with the same bits, each token told once.
+TEST(Workers, LosesWhatOneRankHeld) {
+  ASSERT_EQ(::setenv("WEFT_INJECT_MEMORY_LOSS", "1", 1), 0);
+  Daemon daemon(arguments("4", "4"));
+  ::unsetenv("WEFT_INJECT_MEMORY_LOSS");
+  ASSERT_TRUE(daemon.wait_ready());
+  auto client = daemon.client();
+  auto all = requests(120);
+  for (auto& request : all) {
+    request.set_no_prefix_cache(false);
+    request.set_cache_salt("of its own " + std::to_string(&request - all.data()));
+  }
+  std::vector<Stream> alone;
+  {
+    auto undisturbed = all;
+    for (auto& request : undisturbed) request.set_no_prefix_cache(true);
+    alone = run_alone(client, undisturbed);
+  }
+  auto streams = start_all(client, all, 0);
+  size_t tokens = 10;
+  for (const size_t rank : {1u, 3u, 0u}) {
+    for (Stream& stream : streams) read(client, stream, tokens);
+    tokens += 20;
+    ::kill(static_cast<pid_t>(daemon.workers()[rank].pid()), SIGUSR2);
+    EXPECT_TRUE(wait_until([&] { return daemon.workers()[rank].restarts() == 1; }));
+  }
+  for (Stream& stream : streams) read(client, stream, SIZE_MAX);
+  expect_equal(streams, alone);
+  EXPECT_THAT(daemon.log(), HasSubstr("what it held is lost"));
+  stop_well(daemon);
+}
+
 TEST(Workers, BadCommandsAreRefusedByName) {
   Daemon daemon(arguments("2", "2"));
   ASSERT_TRUE(daemon.wait_ready());

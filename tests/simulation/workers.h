@@ -48,6 +48,12 @@ class Workers {
   void write_tables(const Plan& plan, std::span<const std::shared_ptr<const Plan>> in_flight);
   void publish(std::shared_ptr<const Plan> plan);
   void begin_epoch() { ring_.clear(); }
+  // Nothing is left of what a rank's pools held.
+  void lose(int rank) {
+    for (auto& stream : pools_) {
+      for (Page& page : stream[static_cast<size_t>(rank)]) page.assign(page.size(), Slot{});
+    }
+  }
   // The pages of a block's part by rank, as a span's table names them.
   std::span<const PageId> pages(const Span& span, int64_t block, int part) const;
 

@@ -1,0 +1,102 @@
+// Memory that is lost with a device: what lay there alone is computed again.
+//
+// Blocks keep what lies on other ranks. One that is left without a part leaves the prefix cache, with all
+// that hangs below it. A sequence that used one gives back what it has and comes in again, before all that
+// came later: it finds its beginning in the prefix cache and computes the rest from tokens that are known,
+// its own among them, without drawing any of them a second time. All others go on, with copies where a reader
+// lost its page.
+#include <algorithm>
+
+#include "controlplane/control_plane.h"
+#include "proto/vocab/check.h"
+
+namespace weft::controlplane {
+
+void ControlPlane::on(Time now, const MemoryLost& event, Notices& notices) {
+  CHECK(event.rank >= 0 && event.rank < limits_.rank_count, event.rank);
+  withdraw();
+  if (change_) {  // back to ranks whose pages are all there
+    if (change_->stage == TopologyChange::Stage::kMoving) {
+      change_->plan.reset();
+      undo_moves();
+    }
+    end_change(now,
+               error(ErrorCode::kUnavailable, "memory of rank " + std::to_string(event.rank) + " was lost"),
+               notices);
+  }
+  for (Sequence* sequence : running_) unschedule(*sequence);
+
+  std::vector<BlockId> lost;  // ascending
+  std::vector<BlockId> touched;
+  memory_.for_each_block([&](const Block& block) {
+    if (std::any_of(block.parts.begin(), block.parts.end(),
+                    [&](const BlockPart& part) { return holds(part.holders(), event.rank); }))
+      touched.push_back(block.id);
+  });
+  for (const BlockId id : touched) {
+    Block& block = memory_.block(id);
+    bool whole = true;
+    for (int part = 0; part < memory_.parts(); ++part) {
+      memory_.set_valid(block, part, event.rank, false);
+      whole = whole && block.part(part).valid != 0;
+    }
+    if (!whole) lost.push_back(id);
+  }
+  counters_.lost_blocks += std::ssize(lost);
+  std::vector<Sequence*> affected;
+  for (Sequence* sequence : running_) {
+    bool uses = false;
+    memory_.for_each(sequence->blocks, 0, [&](const Block& block) {
+      if (block.index * limits_.geometry.block_tokens >= sequence->computed)
+        return;  // nothing was written yet
+      uses = uses || std::binary_search(lost.begin(), lost.end(), block.id);
+    });
+    if (uses) affected.push_back(sequence);
+  }
+  for (const BlockId id : lost) {
+    if (memory_.exists(id) && memory_.block(id).run != kNoRun) memory_.forget(id);
+  }
+  for (const BlockId id : touched) {
+    if (memory_.exists(id) && !memory_.used(memory_.block(id))) memory_.drop_invalid(id);
+  }
+  for (Sequence* sequence : affected) replay(*sequence);
+}
+
+// Its rows in plans that will not be run.
+void ControlPlane::unschedule(Sequence& sequence) {
+  sequence.scheduled = sequence.computed;
+  sequence.samples_scheduled = sequence.answered();
+  sequence.thin_step = StepId{0};
+  // Copies it relied on may not have happened, and pages it read may be gone: the next plan looks at every
+  // block.
+  sequence.needs_switch = true;
+}
+
+void ControlPlane::replay(Sequence& sequence) {
+  memory_.chain_unused({});  // it has not ended
+  memory_.release(sequence.blocks);
+  memory_.unreserve(sequence.reserved);
+  sequence.reserved = {};
+  if (sequence.has_table) tables_.give_back(sequence.table, memory_.last_issued());
+  sequence.has_table = false;
+  sequence.next.reset();
+  sequence.thin = false;
+  sequence.registers = true;
+  sequence.hit_blocks = sequence.held_blocks = 0;
+  // The row of the last token that is known draws the next one.
+  if (sequence.answered() > 0) sequence.replay = sequence.tokens.size() - 1;
+  sequence.again = true;
+  sequence.computed = sequence.scheduled = sequence.cached = 0;
+  sequence.running = false;
+  sequence.no_room_at = 0;
+  std::erase(running_, &sequence);
+  if (sequence.suspect_until > 0) {
+    sequence.suspect_until = 0;
+    std::erase(suspects_, sequence.id);
+  }
+  waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), &sequence,
+                                   [](const Sequence* a, const Sequence* b) { return a->before(*b); }),
+                  &sequence);
+}
+
+}  // namespace weft::controlplane
