@@ -122,16 +122,26 @@ bool can_admit(const Sequence& sequence, const Memory& memory, bool use_hits, in
   return plan_admission(sequence, memory, use_hits, turn).second.slack >= 0;
 }
 
+std::pair<Placement, int> likely_placement(const Sequence& sequence, const Memory& memory, int turn) {
+  const Choice choice = plan_admission(sequence, memory, true, turn).second;
+  return {choice.placement, choice.origin};
+}
+
 bool try_admit(Sequence& sequence, Memory& memory, bool use_hits, int turn) {
   const auto [hits, choice] = plan_admission(sequence, memory, use_hits, turn);
   if (choice.slack < 0) return false;
 
   memory.use({hits.tail, hits.registered}, sequence.blocks);
+  const bool looks = use_hits && sequence.use_prefix_cache;
+  sequence.host_first = hits.registered;
+  sequence.host_blocks = looks ? memory.host().match(sequence.hashes, hits.registered) : 0;
+  memory.lock_host(sequence.hashes, sequence.host_first, sequence.host_blocks);
+  for (int64_t i = 0; i < sequence.host_blocks; ++i) memory.extend(sequence.blocks, choice.origin);
   memory.reserve(choice.need);
   sequence.reserved = choice.need;
   sequence.placement = choice.placement;
   sequence.origin = choice.origin;
-  sequence.hit_blocks = sequence.blocks.registered;
+  sequence.hit_blocks = sequence.blocks.size();
   sequence.cached = sequence.hit_blocks * memory.limits().geometry.block_tokens;
   // Something must produce the first token: on a full hit the last row runs again.
   sequence.repeat_last_row = sequence.answered() == 0 && sequence.cached == sequence.prompt;

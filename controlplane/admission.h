@@ -2,8 +2,11 @@
 //
 // A request that could not run even alone is refused at once. One that fits waits until the room for its
 // whole prompt and answer is there; then that room is reserved, so that it never lacks a page while it runs.
-// Pages of prefix blocks that nobody uses count as room.
+// Pages of prefix blocks that nobody uses count as room. Blocks that are only on the host count as cached,
+// and need their pages.
 #pragma once
+
+#include <utility>
 
 #include "controlplane/memory.h"
 #include "controlplane/sequence.h"
@@ -17,6 +20,9 @@ Result<void> check_fits_alone(const Limits& limits, int64_t prompt, int64_t max_
 
 // Whether try_admit() would succeed now.
 bool can_admit(const Sequence& sequence, const Memory& memory, bool use_hits, int turn);
+
+// Where it would go now, room or not.
+std::pair<Placement, int> likely_placement(const Sequence& sequence, const Memory& memory, int turn);
 
 // Chooses placement and origin, takes what the prefix cache has and reserves the rest. False, and nothing
 // changes, if there is no room now. `turn` breaks ties between origins, so that equal chains spread over the

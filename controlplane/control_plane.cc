@@ -68,9 +68,10 @@ void ControlPlane::fill(PlanBuilder& builder) {
   for (const RequestId id : suspects_) {
     Sequence& sequence = *sequences_.at(id);
     if (!sequence.runnable()) continue;
-    CHECK(sequence.prefilling() ? builder.add_prefill(sequence, sequence.prompt_left())
-                                : builder.add_decode(sequence),
-          "alone, with nothing in flight, it must find its pages");
+    const bool added = sequence.prefilling() ? builder.add_prefill(sequence, sequence.prompt_left())
+                                             : builder.add_decode(sequence);
+    builder.add_spills();  // it may have to wait for them, or for loads that fill a plan
+    CHECK(added || !builder.empty(), "alone, with nothing in flight, it must find its pages");
     builder.record().alone = true;
     return;
   }
@@ -81,6 +82,8 @@ void ControlPlane::fill(PlanBuilder& builder) {
       builder.add_decode(*sequence);
   }
   fill_prompts(builder);
+  prefetch(builder);
+  builder.add_spills();
 }
 
 // Class by class of urgency. Within one the shortest rest comes first, but half of the rows are kept for the
@@ -107,6 +110,48 @@ void ControlPlane::fill_prompts(PlanBuilder& builder) {
   }
 }
 
+// Loads for those who come in next, where the step has nothing else to copy.
+void ControlPlane::prefetch(PlanBuilder& builder) {
+  constexpr size_t kAhead = 4;
+  if (!memory_.host().on() || builder.copies() || running_.empty()) return;
+  for (size_t i = 0; i < std::min(waiting_.size(), kAhead); ++i) {
+    Sequence& next = *waiting_[i];
+    if (!next.use_prefix_cache || is_prefetched(next.id) || next.no_prefetch_at == memory_.changes())
+      continue;
+    const PrefixCache::Match found = memory_.cache().find(next.hashes, next.likely_blocks);
+    if (found.blocks < next.prefetched || !memory_.host().has(next.hashes, found.blocks)) continue;
+    const auto [placement, origin] = likely_placement(next, memory_, turn_);
+    Prefetch loads = builder.prefetch(next, found, placement.residency, origin);
+    if (loads.hashes.empty()) {
+      next.no_prefetch_at = memory_.changes();
+      continue;
+    }
+    next.prefetched = loads.path.size();
+    prefetches_.push_back(std::move(loads));
+    if (builder.copies()) return;
+  }
+}
+
+// Now: it comes in when that is done, and finds it.
+bool ControlPlane::is_prefetched(RequestId id) const {
+  return std::any_of(prefetches_.begin(), prefetches_.end(),
+                     [&](const Prefetch& one) { return one.request == id; });
+}
+
+// What was loaded is cached from now on; what was not is as if it had never been tried.
+void ControlPlane::end_prefetches(StepId step, bool loaded) {
+  std::erase_if(prefetches_, [&](Prefetch& one) {
+    if (one.step != step) return false;
+    for (const kv::BlockHash& hash : one.hashes) {
+      if (!loaded || !memory_.insert(one.path, hash, one.residency)) break;
+      counters_.host_hit_tokens += limits_.geometry.block_tokens;
+    }
+    memory_.unlock_host(one.hashes);
+    memory_.release_unknown(one.path);
+    return true;
+  });
+}
+
 bool ControlPlane::any_runnable() const {
   return std::any_of(running_.begin(), running_.end(), [](const Sequence* s) { return s->runnable(); });
 }
@@ -120,8 +165,12 @@ void ControlPlane::admit_waiting(Time now) {
     Sequence& next = *waiting_[at];
     const Sequence& first = *waiting_.front();
     if (at > 0 && (next.priority != first.priority || first.passed >= limits_.max_passes)) return;
+    if (is_prefetched(next.id)) {
+      ++at;
+      continue;
+    }
     if (next.no_room_at == memory_.changes() || !admit(now, next, at == 0)) {
-      if (running_.empty() && at == 0) {  // nobody who runs could make room
+      if (nobody_makes_room() && at == 0) {  // nobody who runs could make room
         refuse_for_pins(next);
         continue;
       }
@@ -139,8 +188,8 @@ bool ControlPlane::admit(Time now, Sequence& sequence, bool first) {
   // Using what the cache has can cost more room than it saves (a chain that lies on too many ranks). With
   // nobody left who could make room, do without it.
   if (!try_admit(sequence, memory_, true, turn_) &&
-      !(running_.empty() && try_admit(sequence, memory_, false, turn_))) {
-    CHECK(!first || !running_.empty() || !pins_.empty(), "it fits alone, but does not come in");
+      !(nobody_makes_room() && try_admit(sequence, memory_, false, turn_))) {
+    CHECK(!first || !nobody_makes_room() || !pins_.empty(), "it fits alone, but does not come in");
     return false;
   }
   running_.push_back(&sequence);
@@ -148,10 +197,12 @@ bool ControlPlane::admit(Time now, Sequence& sequence, bool first) {
   if (sequence.use_prefix_cache) {
     sequence.history = memory_.chain_arrived(sequence.hashes, sequence.arrived);
   }
-  if (sequence.hit_blocks == 0) turn_ = (turn_ + 1) % limits_.places();
+  if (sequence.blocks.registered == 0) turn_ = (turn_ + 1) % limits_.places();
   if (sequence.again) return true;
   counters_.prompt_tokens += sequence.prompt;
   counters_.cached_tokens += sequence.cached;
+  counters_.host_hit_tokens +=
+      std::max<int64_t>(0, sequence.cached - sequence.host_first * limits_.geometry.block_tokens);
   return true;
 }
 

@@ -58,6 +58,7 @@ class ControlPlane {
   // ---- queries
   const Limits& limits() const { return limits_; }
   PoolCounts pool(kv::Stream stream, int rank) const { return memory_.pool(stream, rank); }
+  HostCounts host_pool(kv::Stream stream) const { return memory_.host().counts(stream); }
   int64_t running_count() const { return static_cast<int64_t>(running_.size()); }
   int64_t waiting_count() const { return static_cast<int64_t>(waiting_.size()); }
   std::optional<RequestSnapshot> request(RequestId id) const;  // finished ones are gone
@@ -96,6 +97,11 @@ class ControlPlane {
   PrefixCache::Match pinnable(RequestId id);
   void fill(PlanBuilder& builder);
   void fill_prompts(PlanBuilder& builder);
+  void prefetch(PlanBuilder& builder);
+  bool is_prefetched(RequestId id) const;
+  void end_prefetches(StepId step, bool loaded);
+  // Nothing that has room now will give it up.
+  bool nobody_makes_room() const { return running_.empty() && prefetches_.empty(); }
   bool any_runnable() const;
 
   void complete(const PlanRecord& record, Notices& notices);
@@ -106,6 +112,7 @@ class ControlPlane {
   void count_drafts(Sequence& sequence, const SpanRecord& span, int64_t accepted, Notices& notices);
   void register_blocks(Sequence& sequence);
   std::vector<PlanRecord> withdraw();
+  void unlock_host(Sequence& sequence);
   void undo(const PlanRecord& record);
   void roll_back(Sequence& sequence, const std::vector<PlanRecord>& abandoned);
   void finish(Sequence& sequence, FinishReason reason, Error failure, Notices& notices);
@@ -149,6 +156,7 @@ class ControlPlane {
   std::set<std::pair<Time, RequestId>> deadlines_;
   std::vector<RequestId> suspects_;  // in order of arrival; retried one at a time
   std::deque<PlanRecord> in_flight_;
+  std::vector<Prefetch> prefetches_;
   std::vector<uint32_t> drawn_;  // by the span that is being completed
   Notices pending_;              // came up while a plan was made
   std::optional<TopologyChange> change_;

@@ -74,6 +74,7 @@ void ControlPlane::unschedule(Sequence& sequence) {
 
 void ControlPlane::replay(Sequence& sequence) {
   memory_.chain_unused({});  // it has not ended
+  unlock_host(sequence);
   memory_.release(sequence.blocks);
   memory_.unreserve(sequence.reserved);
   sequence.reserved = {};

@@ -139,13 +139,17 @@ void ControlPlane::check_invariants() const {
     CHECK_EQ(s.suspect_until > 0, std::find(suspects_.begin(), suspects_.end(), s.id) != suspects_.end());
     if (!s.needs_switch) CHECK(s.reserved == pages_to_take(s, memory_, s.placement.residency));
   }
+  for (const Prefetch& one : prefetches_) {
+    locks.push_back(one.path.tail);
+    own_blocks += std::ssize(one.path.own);
+  }
   for (const Sequence* sequence : waiting_) CHECK(!sequence->running && sequence->blocks.size() == 0);
   CHECK(reserved == memory_.reserved());
   CHECK(std::is_sorted(waiting_.begin(), waiting_.end(),
                        [](const Sequence* a, const Sequence* b) { return a->before(*b); }));
   // Nothing that could let the first waiting request in goes unnoticed.
   if (!waiting_.empty() && waiting_.front()->no_room_at == memory_.changes()) {
-    CHECK(!running_.empty() && !can_admit(*waiting_.front(), memory_, true, turn_));
+    CHECK(!nobody_makes_room() && !can_admit(*waiting_.front(), memory_, true, turn_));
   }
   for (const auto& [at, id] : deadlines_) CHECK(sequences_.at(id)->deadline == at);
   CHECK_EQ(tables, tables_.taken_count());

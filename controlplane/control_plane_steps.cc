@@ -2,6 +2,7 @@
 #include "controlplane/control_plane.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "proto/vocab/check.h"
 
@@ -11,6 +12,11 @@ void ControlPlane::complete(const PlanRecord& record, Notices& notices) {
   memory_.completed(record.step);
   tables_.complete(record.step);
   notices.reserve(notices.size() + 2 * record.spans.size());
+  memory_.spilled(record.spilled);
+  end_prefetches(record.step, true);
+  counters_.spilled_bytes +=
+      std::ssize(record.spilled) * limits_.geometry.block_tokens * limits_.geometry.token_bytes();
+  counters_.loaded_bytes += record.loaded_bytes;
   for (const SpanRecord& span : record.spans) {
     // A request that ended meanwhile: its row was wasted.
     if (Sequence* sequence = find(span.request)) complete_span(*sequence, span, record, notices);
@@ -37,6 +43,7 @@ void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, con
         PrefillNotice{sequence.id, std::min(sequence.computed, sequence.prompt), sequence.prompt});
   }
   register_blocks(sequence);
+  unlock_host(sequence);
   if (sequence.thin && sequence.thin_step == record.step && !sequence.needs_switch) {
     thin_blocks(sequence, memory_);
     sequence.thin = false;
@@ -115,6 +122,11 @@ void ControlPlane::register_blocks(Sequence& sequence) {
   }
 }
 
+// What it counted on lies in its own pages now, or is wanted no more.
+void ControlPlane::unlock_host(Sequence& sequence) {
+  memory_.unlock_host(sequence.hashes, sequence.host_first, std::exchange(sequence.host_blocks, 0));
+}
+
 void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure, Notices& notices) {
   switch (reason) {
     case FinishReason::kStop:
@@ -135,12 +147,13 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
                                       stored_bytes(sequence), sequence.next.has_value()});
   // What a failed request has computed itself is not trusted; one that is late has not failed.
   if (reason == FinishReason::kError && !late && sequence.blocks.registered > sequence.hit_blocks)
-    memory_.forget(memory_.at(sequence.blocks, sequence.hit_blocks));
+    memory_.distrust(memory_.at(sequence.blocks, sequence.hit_blocks));
   if (sequence.running && sequence.use_prefix_cache) {
     // Its next request surely begins with the prompt; the answer may come back changed.
     const int64_t prompt = sequence.prompt / limits_.geometry.block_tokens;
     memory_.chain_unused(sequence.history, sequence.hashes, prompt > 0 ? prompt : sequence.hashes.size());
   }
+  unlock_host(sequence);
   memory_.release(sequence.blocks);
   if (sequence.use_prefix_cache && (reason != FinishReason::kError || late)) {
     contexts_.keep(sequence.id, {std::move(sequence.tokens), std::move(sequence.hashes), sequence.root});
@@ -160,7 +173,10 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
 std::vector<PlanRecord> ControlPlane::withdraw() {
   const std::vector<PlanRecord> plans(in_flight_.begin(), in_flight_.end());
   in_flight_.clear();
-  for (auto record = plans.rbegin(); record != plans.rend(); ++record) undo(*record);
+  for (auto record = plans.rbegin(); record != plans.rend(); ++record) {
+    undo(*record);
+    end_prefetches(record->step, false);
+  }
   memory_.completed(memory_.last_issued());
   tables_.complete(memory_.last_issued());
   return plans;
@@ -202,6 +218,7 @@ void ControlPlane::undo(const PlanRecord& record) {
     if (block == nullptr || block->page(change->part, change->rank) != change->page) continue;
     memory_.set_valid(*block, change->part, change->rank, !change->made_valid);
   }
+  memory_.spills_lost(record.spilled);
   for (const ValidChange& change : record.changes) {
     Block* block = memory_.find_block(change.block, change.serial);
     if (block != nullptr && !memory_.used(*block)) memory_.drop_invalid(change.block);

@@ -192,6 +192,7 @@ Result<void> ControlPlane::plan_moves() {
                    "rank");
     }
   }
+  builder.add_spills();  // some may have to be made before there is room
   if (builder.empty()) {
     CHECK(!full, "with nothing in flight, what was reserved is there");
     return {};

@@ -10,6 +10,7 @@
 
 #include "controlplane/block_store.h"
 #include "controlplane/event.h"
+#include "controlplane/host_pool.h"
 
 namespace weft::controlplane {
 
@@ -40,6 +41,8 @@ struct PlanRecord {
   RankMask acknowledged = 0;
   std::vector<SpanRecord> spans;
   std::vector<ValidChange> changes;
+  std::vector<HostCopyId> spilled;  // there when it is done
+  int64_t loaded_bytes = 0;
   std::vector<std::optional<Sample>> samples;  // by index
   bool alone = false;                          // one suspect sequence by itself
 

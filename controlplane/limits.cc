@@ -17,6 +17,8 @@ Result<void> require(bool ok, const char* field, const std::string& rule) {
 
 const char* eviction_name(Eviction eviction) { return eviction == Eviction::kReuse ? "reuse" : "lru"; }
 
+const char* host_write_name(HostWrite write) { return write == HostWrite::kThrough ? "through" : "back"; }
+
 Result<void> validate(const Limits& limits) {
   TRY_VOID(require(limits.rank_count >= 1 && limits.rank_count <= kMaxRanks, "rank_count",
                    "must be 1 to " + std::to_string(kMaxRanks)));
@@ -33,6 +35,9 @@ Result<void> validate(const Limits& limits) {
     TRY_VOID(
         require(limits.pages(kv::Stream::kEntries, rank) >= 1, "pool_pages", "at least one page of entries"));
     TRY_VOID(require(limits.pages(kv::Stream::kIndexKeys, rank) >= 0, "pool_pages", "must not be negative"));
+  }
+  for (const int64_t pages : limits.host_pages) {
+    TRY_VOID(require(pages >= 0, "host_pages", "must not be negative"));
   }
   TRY_VOID(require(limits.max_context >= 2, "max_context", "must hold a prompt token and an answer token"));
   TRY_VOID(require(limits.max_running >= 1, "max_running", "must be at least 1"));

@@ -20,6 +20,10 @@ namespace weft::controlplane {
 enum class Eviction { kLru, kReuse };
 const char* eviction_name(Eviction eviction);  // "lru", "reuse"
 
+// When a block is copied to the host: as soon as it can be shared, or when its pages are about to be needed.
+enum class HostWrite { kThrough, kBack };
+const char* host_write_name(HostWrite write);  // "through", "back"
+
 struct Limits {
   int rank_count = 1;  // that there may be, each with its pools
   // The ranks that compute; empty: all. ControlPlane changes its own copy when workers come and go. What is
@@ -27,6 +31,12 @@ struct Limits {
   kv::Topology topology;
   kv::CacheGeometry geometry;
   std::vector<std::array<int64_t, kv::kStreams>> pool_pages;  // [rank][stream]; 0 for a stream without layers
+
+  // The second tier (host_pool.h), by stream; none: there is no such tier.
+  std::array<int64_t, kv::kStreams> host_pages{};
+  HostWrite host_write = HostWrite::kBack;
+  int64_t host_plan_bytes =
+      64 * kMiB;  // that one plan moves each way and for each rank, at most or one block
 
   // Of the model, to count what a choice of mechanisms moves; 0: unknown, and nothing is chosen by bytes.
   int64_t query_bytes = 0;  // of one query head
@@ -54,7 +64,8 @@ struct Limits {
   int places() const { return topology.count() > 0 ? topology.count() : rank_count; }
 
   int64_t table_blocks() const { return ceil_div(max_context, geometry.block_tokens); }
-  // Copies that one plan can carry: those of one sequence that spreads from one rank to all.
+  // Copies that one plan can carry, and as many loads and as many spills: those of one sequence that spreads
+  // from one rank to all.
   int64_t max_copies() const { return table_blocks() * kv::max_block_pages(geometry, rank_count); }
   int64_t pages(kv::Stream stream, int rank) const {
     return pool_pages[static_cast<size_t>(rank)][static_cast<size_t>(stream)];

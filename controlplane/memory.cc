@@ -22,10 +22,16 @@ void Memory::extend(BlockPath& path, int origin) {
   path.own.push_back(blocks_.create(path.size(), origin).id);
 }
 
+void Memory::shorten(BlockPath& path) {
+  erase(path.own.back());
+  path.own.pop_back();
+}
+
 bool Memory::insert(BlockPath& path, const kv::BlockHash& hash, const kv::Residency& residency) {
   ++changes_;
   const BlockId id = path.own.front();
   if (!cache_.insert(id, hash, path.tail, residency)) return false;
+  if (host_.on() && limits_.host_write == HostWrite::kThrough) unwritten_.emplace_back(id, block(id).serial);
   path.own.pop_front();
   path.tail = id;
   ++path.registered;
@@ -37,6 +43,11 @@ void Memory::release(BlockPath& path) {
   for (auto id = path.own.rbegin(); id != path.own.rend(); ++id) erase(*id);
   if (path.tail != kNoBlock) unlock(path.tail);
   path = {};
+}
+
+void Memory::release_unknown(BlockPath& path) {
+  cache_.order().begin_chain({});
+  release(path);
 }
 
 void Memory::unlock(BlockId tail) {
@@ -179,10 +190,16 @@ void Memory::drop_invalid(BlockId id) {
   }
 }
 
-void Memory::forget(BlockId id) {
+PrefixCache::Forgotten Memory::take_out(BlockId id) {
   ++changes_;
-  for (const BlockId gone : cache_.forget(id)) erase(gone);
+  PrefixCache::Forgotten forgotten = cache_.forget(id);
+  for (const BlockId gone : forgotten.gone) erase(gone);
+  return forgotten;
 }
+
+void Memory::forget(BlockId id) { take_out(id); }
+
+void Memory::distrust(BlockId id) { host_.forget(take_out(id).identities, issued_); }
 
 void Memory::erase(BlockId id) {
   block(id).for_each_page(
@@ -190,7 +207,7 @@ void Memory::erase(BlockId id) {
   blocks_.erase(id);
 }
 
-// ---- room -----------------------------------------------------------------------------------------------
+// ---- what eviction goes by ------------------------------------------------------------------------------
 
 void Memory::advance(Time now) {
   now_ = std::max(now_, now);
@@ -216,10 +233,11 @@ std::optional<PageId> Memory::take_page(kv::Stream stream, int rank) {
   for (;;) {
     if (const auto page = allocator_.take(stream, rank)) return page;
     const std::optional<RunId> victim = cache_.victim(stream, rank, last_completed());
-    if (!victim) return std::nullopt;
+    if (!victim || waits_for_spill(block(cache_.run(*victim).tail()))) return std::nullopt;
     ++changes_;
     const StepId fence = cache_.run(*victim).fence;
     const Block& tail = block(cache_.remove_tail(*victim));
+    host_.touch(tail.hash);
     // No plan in flight names it, so its pages are free at once.
     tail.for_each_page(
         [&](kv::Stream of, int holder, PageId page) { allocator_.give_back(of, holder, page, fence); });
@@ -228,10 +246,113 @@ std::optional<PageId> Memory::take_page(kv::Stream stream, int rank) {
   }
 }
 
+// ---- the second tier ------------------------------------------------------------------------------------
+
+// The plan being made copies a registered block to the host, each part from one of its holders.
+HostPool::Room Memory::spill(const Block& block) {
+  const kv::BlockHash parent =
+      block.index == 0 ? kv::BlockHash{} : this->block(cache_.at(block.id, block.index - 1)).hash;
+  const HostPool::Room room = host_.begin(block.hash, parent, issued_);
+  if (room != HostPool::Room::kTaken) return room;
+  spills_.ids.push_back(host_.id(block.hash));
+  spills_.bytes += limits_.geometry.block_tokens * limits_.geometry.token_bytes();
+  const bool copied = number(block.copy_step) == number(issued_) + 1;
+  for (int part = 0; part < parts(); ++part) {
+    const BlockPart& held = block.part(part);
+    std::vector<int> sources;
+    for_each_rank(held.valid & ~(copied ? held.copied : RankMask{0}),
+                  [&](int rank) { sources.push_back(rank); });
+    CHECK(!sources.empty(), "part ", part, " of block ", block.index, " is nowhere");
+    const int rank = sources[static_cast<size_t>(block.index + part) % sources.size()];  // in turns
+    spills_.copies.push_back(
+        {held.stream, rank, block.page(part, rank), host_.pages(block.hash)[static_cast<size_t>(part)], {}});
+  }
+  return room;
+}
+
+// Whether what this block holds would be lost if it made room now, and need not be.
+bool Memory::waits_for_spill(const Block& tail) {
+  if (!host_.on()) return false;
+  pressed_ = true;
+  switch (host_.state(tail.hash)) {
+    case HostPool::State::kThere:
+    case HostPool::State::kLeaving:
+      return false;
+    case HostPool::State::kSpilling:
+      return true;
+    case HostPool::State::kNone:
+      break;
+  }
+  return spill(tail) != HostPool::Room::kNone;
+}
+
+bool Memory::may_spill_more() const {
+  return spills_.bytes < limits_.host_plan_bytes * limits_.rank_count &&
+         std::ssize(spills_.copies) + parts() <= limits_.max_copies();
+}
+
+// Who needed room needs more of it soon: what is next in order goes to the host now, so that it can be given
+// up at once later.
+void Memory::spill_ahead() {
+  int64_t left = 2 * ceil_div(limits_.max_step_rows, limits_.geometry.block_tokens);
+  cache_.for_each_victim([&](const Block& block) {
+    if (--left < 0 || !may_spill_more()) return false;
+    return host_.state(block.hash) != HostPool::State::kNone || spill(block) == HostPool::Room::kTaken;
+  });
+}
+
+Memory::Spills Memory::take_spills() {
+  if (std::exchange(pressed_, false)) spill_ahead();
+  for (; !unwritten_.empty() && may_spill_more(); unwritten_.pop_front()) {
+    const auto [id, serial] = unwritten_.front();
+    const Block* block = blocks_.find(id, serial);
+    if (block == nullptr || block->run == kNoRun || cache_.run(block->run).forgotten ||
+        host_.state(block->hash) != HostPool::State::kNone) {
+      continue;
+    }
+    if (spill(*block) == HostPool::Room::kLater) break;
+  }
+  return std::exchange(spills_, {});
+}
+
+void Memory::spilled(const std::vector<HostCopyId>& copies) {
+  changes_ += copies.empty() ? 0 : 1;  // what has a copy can make room
+  for (const HostCopyId& copy : copies) host_.arrived(copy);
+}
+
+void Memory::spills_lost(const std::vector<HostCopyId>& copies) {
+  for (const HostCopyId& copy : copies) host_.lost(copy, issued_);
+}
+
+void Memory::lock_host(const Identities& identities, int64_t first, int64_t count) {
+  for (int64_t index = first; index < first + count; ++index) host_.lock(identities[index]);
+}
+
+// From the end: it is the first to make room.
+void Memory::unlock_host(const Identities& identities, int64_t first, int64_t count) {
+  for (int64_t index = first + count - 1; index >= first; --index) host_.unlock(identities[index], issued_);
+}
+
+void Memory::unlock_host(const std::vector<kv::BlockHash>& hashes) {
+  for (auto hash = hashes.rbegin(); hash != hashes.rend(); ++hash) host_.unlock(*hash, issued_);
+}
+
+// ---- room -----------------------------------------------------------------------------------------------
+
 int64_t Memory::room(kv::Stream stream, int rank) const {
   const auto& pool = allocator_.pool(stream, rank);
   return pool.free_count() + pool.in_flight_count() + cache_.evictable(stream, rank) -
          reserved_.at(stream, rank);
+}
+
+bool Memory::has_room(const PageCounts& counts, BlockId locked) const {
+  const PageCounts kept = locked == kNoBlock ? PageCounts{} : cache_.unused_pages(locked);
+  bool has = true;
+  for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
+    const int64_t need = counts.at(stream, rank);
+    has = has && room(stream, rank) - kept.at(stream, rank) >= need;
+  });
+  return has;
 }
 
 PoolCounts Memory::pool(kv::Stream stream, int rank) const {
@@ -249,6 +370,7 @@ PoolCounts Memory::pool(kv::Stream stream, int rank) const {
 void Memory::check_invariants() const {
   allocator_.check_invariants();
   cache_.check_invariants();
+  host_.check_invariants();
   PageCounts owned;
   std::set<std::pair<int, PageId>> seen;
   blocks_.for_each([&](const Block& block) {

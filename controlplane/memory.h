@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "controlplane/block_store.h"
+#include "controlplane/host_pool.h"
 #include "controlplane/page_allocator.h"
 #include "controlplane/page_counts.h"
+#include "controlplane/plan.h"
 #include "controlplane/prefix_cache.h"
 #include "controlplane/reuse_policy.h"
 
@@ -43,13 +45,17 @@ class Memory {
         blocks_(limits.geometry),
         cache_(blocks_, policy != nullptr                     ? policy
                         : limits.eviction == Eviction::kReuse ? &reuse_
-                                                              : nullptr) {}
+                                                              : nullptr),
+        host_(limits) {}
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
   // A plan has been made; what is given back from now on may be named by it.
   void issued(StepId step) { issued_ = step; }
-  void completed(StepId step) { allocator_.complete(step); }
+  void completed(StepId step) {
+    allocator_.complete(step);
+    host_.complete(step);
+  }
   StepId last_issued() const { return issued_; }
   StepId last_completed() const { return allocator_.completed(); }
 
@@ -58,9 +64,12 @@ class Memory {
   void use(const PrefixCache::Match& found, BlockPath& path);
   // One block more, without pages.
   void extend(BlockPath& path, int origin);
+  // The last one, which has no pages, is none of it.
+  void shorten(BlockPath& path);
   // Registers the first private block. False: it stays private, and so will all behind it.
   bool insert(BlockPath& path, const kv::BlockHash& hash, const kv::Residency& residency);
   void release(BlockPath& path);
+  void release_unknown(BlockPath& path);  // the same, of no request's chain
   BlockId at(const BlockPath& path, int64_t index) const;
   // Calls f(block) for blocks [first, size) in order; f takes no pages.
   template <typename F>
@@ -118,8 +127,10 @@ class Memory {
 
   // ---- prefix cache
   const PrefixCache& cache() const { return cache_; }
-  // Takes a registered block and all below it out of the cache.
+  // Takes a registered block and all below it out of the cache; copies on the host stay.
   void forget(BlockId id);
+  // The same of a block whose bytes are not trusted: nor are copies of it.
+  void distrust(BlockId id);
   int64_t evicted_blocks() const { return evicted_blocks_; }
   // limits.topology is another one: residencies mean other ranks.
   void topology_changed() {
@@ -145,8 +156,27 @@ class Memory {
   // The same, of a chain that another policy knows.
   void chain_unused(const Unused& chain) { cache_.order().begin_chain(chain); }
 
+  // ---- the second tier. A block that makes room is first copied to the host, if there is room for it: its
+  // pages are given up when the plan with its spill is acknowledged.
+  const HostPool& host() const { return host_; }
+  struct Spills {
+    std::vector<HostCopy> copies;
+    std::vector<HostCopyId> ids;
+    int64_t bytes = 0;
+  };
+  // What the plan that is being made carries, asked for once when all else is in it.
+  Spills take_spills();
+  void spilled(const std::vector<HostCopyId>& copies);      // the plan is acknowledged
+  void spills_lost(const std::vector<HostCopyId>& copies);  // it was abandoned
+  // Copies that a sequence counts on: blocks [first, first + count) of its context.
+  void lock_host(const Identities& identities, int64_t first, int64_t count);
+  void unlock_host(const Identities& identities, int64_t first, int64_t count);
+  void unlock_host(const std::vector<kv::BlockHash>& hashes);
+
   // ---- room
   int64_t room(kv::Stream stream, int rank) const;
+  // There is room for these beside all that is reserved, also when this context is locked.
+  bool has_room(const PageCounts& counts, BlockId locked) const;
   void reserve(const PageCounts& counts) { reserved_ += counts; }
   void unreserve(const PageCounts& counts) {
     ++changes_;
@@ -164,7 +194,12 @@ class Memory {
 
  private:
   void unlock(BlockId tail);
+  HostPool::Room spill(const Block& block);
+  bool waits_for_spill(const Block& tail);
+  bool may_spill_more() const;
+  void spill_ahead();
   std::optional<PageId> take_page(kv::Stream stream, int rank);
+  PrefixCache::Forgotten take_out(BlockId id);
   void erase(BlockId id);  // and gives back its pages
 
   const Limits& limits_;
@@ -178,6 +213,10 @@ class Memory {
   BlockStore blocks_;
   ReusePolicy reuse_;
   PrefixCache cache_;
+  HostPool host_;
+  Spills spills_;                                       // of the plan that is being made
+  std::deque<std::pair<BlockId, uint64_t>> unwritten_;  // to be written through, with their serials
+  bool pressed_ = false;                                // cached blocks made room for the plan being made
   PageCounts reserved_;
   StepId issued_{0};
   uint64_t changes_ = 1;

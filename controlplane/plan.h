@@ -33,6 +33,15 @@ struct PageCopy {
   RequestId request{};
 };
 
+// A page that a rank copies between its pool and the host pool.
+struct HostCopy {
+  kv::Stream stream{};
+  int rank = 0;
+  PageId page{};
+  PageId host_page{};
+  RequestId request{};  // charged to it; 0: to nobody
+};
+
 struct TokenRef {
   StepId step{};
   uint32_t sample_index = 0;
@@ -79,6 +88,7 @@ struct Plan {
   RankMask ranks = 0;  // that take part; spans count their places in it (kv/topology.h)
   std::vector<TableWrite> table_writes;
   std::vector<PageCopy> copies;
+  std::vector<HostCopy> spills, loads;
   std::vector<Span> spans;
   PaddedRows padded;
 };

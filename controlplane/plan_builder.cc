@@ -13,6 +13,8 @@ PlanBuilder::PlanBuilder(Memory& memory, TablePool& tables, StepId step, int64_t
       tables_(tables),
       limits_(memory.limits()),
       rows_left_(limits_.max_step_rows),
+      loads_left_(limits_.max_copies()),
+      load_bytes_left_(limits_.host_plan_bytes * limits_.rank_count),
       samples_left_(limits_.max_samples),
       block_tokens_(limits_.geometry.block_tokens) {
   plan_.step = step;
@@ -22,6 +24,7 @@ PlanBuilder::PlanBuilder(Memory& memory, TablePool& tables, StepId step, int64_t
 }
 
 bool PlanBuilder::add_decode(Sequence& sequence) {
+  if (!load(sequence)) return false;  // of one that comes in again
   if (rows_left_ < 1 || samples_left_ < 1) return false;
   std::vector<uint32_t> drafts;
   if (sequence.speculation.on()) {
@@ -41,6 +44,7 @@ bool PlanBuilder::add_decode(Sequence& sequence) {
 }
 
 bool PlanBuilder::add_prefill(Sequence& sequence, int64_t most) {
+  if (!load(sequence)) return false;
   int64_t rows = std::min({sequence.prompt_left(), rows_left_, most});
   if (limits_.max_chunk_rows > 0) rows = std::min(rows, limits_.max_chunk_rows);
   // Draft layer i reads the token i + 1 rows ahead: no chunk should end so close to the prompt's end that it
@@ -72,6 +76,77 @@ int64_t PlanBuilder::hold_guesses(Sequence& sequence, int64_t rows, int64_t samp
   guesses = std::min(guesses, hold_rows(sequence, rows + guesses - 1) - rows + 1);
   drafts_left_ -= guesses;
   return guesses;
+}
+
+// Brings what a sequence counts on from the host, as much as a plan may carry: the last of it with the
+// sequence's first rows, what comes before it beside the rows of others. True when all of it is there or on
+// its way.
+bool PlanBuilder::load(Sequence& sequence) {
+  for (int64_t index = sequence.host_first; index < sequence.host_first + sequence.host_blocks; ++index) {
+    const Load what{sequence.id, sequence.hashes[index], memory_.at(sequence.blocks, index),
+                    sequence.target().residency};
+    if (load(what, sequence.reserved) != Loaded::kPlanned) return false;
+  }
+  return true;
+}
+
+// One block, unless it is there already. A plan may always carry one.
+PlanBuilder::Loaded PlanBuilder::load(const Load& what, PageCounts& reserved) {
+  Block& block = memory_.block(what.block);
+  int64_t pages = 0, bytes = 0;
+  for (int part = 0; part < memory_.parts(); ++part) {
+    if (block.part(part).valid != 0) continue;
+    const int ranks = rank_count_of(memory_.wanted(block, part, what.residency));
+    pages += ranks;
+    bytes += ranks * limits_.geometry.page_bytes(block.part(part).stream);
+  }
+  if (pages == 0) return Loaded::kPlanned;
+  if (!plan_.loads.empty() && (pages > loads_left_ || bytes > load_bytes_left_)) return Loaded::kPlanFull;
+  if (!memory_.hold(block.id, what.residency, reserved, false)) return Loaded::kNoPage;
+  loads_left_ -= pages;
+  load_bytes_left_ -= bytes;
+  record_.loaded_bytes += bytes;
+  const std::vector<PageId>& copy = memory_.host().pages(what.hash);
+  for (int part = 0; part < memory_.parts(); ++part) {
+    if (block.part(part).valid != 0) continue;
+    const kv::Stream stream = block.part(part).stream;
+    for_each_rank(memory_.wanted(block, part, what.residency), [&](int rank) {
+      plan_.loads.push_back(
+          {stream, rank, block.page(part, rank), copy[static_cast<size_t>(part)], what.request});
+      set_valid(block, part, rank, true);
+    });
+  }
+  return Loaded::kPlanned;
+}
+
+Prefetch PlanBuilder::prefetch(const Sequence& waiting, const PrefixCache::Match& found,
+                               const kv::Residency& residency, int origin) {
+  Prefetch out{waiting.id, plan_.step, {}, {}, residency};
+  for (int64_t index = found.blocks; memory_.host().has(waiting.hashes, index); ++index) {
+    const PageCounts need = BlockNeeds(limits_, residency, index, index + 1).pages(origin);
+    const bool first = out.hashes.empty();
+    if (!memory_.has_room(need, first ? found.tail : kNoBlock)) break;
+    if (first) memory_.use(found, out.path);
+    memory_.extend(out.path, origin);
+    memory_.reserve(need);
+    PageCounts reserved = need;
+    const BlockId block = memory_.at(out.path, index);
+    if (load({waiting.id, waiting.hashes[index], block, residency}, reserved) != Loaded::kPlanned) {
+      memory_.unreserve(reserved);
+      memory_.shorten(out.path);
+      break;
+    }
+    memory_.lock_host(waiting.hashes, index, 1);
+    out.hashes.push_back(waiting.hashes[index]);
+  }
+  if (out.hashes.empty()) memory_.release_unknown(out.path);
+  return out;
+}
+
+void PlanBuilder::add_spills() {
+  Memory::Spills spills = memory_.take_spills();
+  plan_.spills = std::move(spills.copies);
+  record_.spilled = std::move(spills.ids);
 }
 
 // Takes the pages of the next rows, and those of a switch. Returns how many rows have their pages.
@@ -178,6 +253,7 @@ void PlanBuilder::apply_switch(Sequence& sequence) {
 void PlanBuilder::fill_part(const Sequence& sequence, Block& block, int part, RankMask wanted) {
   const BlockPart& held = block.part(part);
   const RankMask lacking = wanted & held.holders() & ~held.valid;
+  if (held.valid == 0 && block.index < sequence.hit_blocks) return;  // on the host: loaded when it runs
   if (block.index * block_tokens_ < sequence.scheduled) {
     copy_pages(sequence.id, block, part, lacking);
   } else {

@@ -1,13 +1,14 @@
 // Builds the plan of one step, sequence by sequence.
 //
 // Each add_* either adds one span (and whatever table writes and copies it needs) or leaves plan and sequence
-// as they are, save for pages already taken out of the sequence's reservation. The order of calls is the
-// scheduler's policy; the limits of a step (rows, samples, copies) are kept here.
+// as they are, save for pages already taken out of the sequence's reservation, and loaded from the host. The
+// order of calls is the scheduler's policy; the limits of a step (rows, samples, copies) are kept here.
 #pragma once
 
 #include "controlplane/in_flight.h"
 #include "controlplane/memory.h"
 #include "controlplane/plan.h"
+#include "controlplane/prefetch.h"
 #include "controlplane/sequence.h"
 #include "controlplane/table_pool.h"
 
@@ -36,13 +37,32 @@ class PlanBuilder {
   Stray add_stray(Block& block, const kv::Topology& ranks, int first);
   int64_t copied_bytes() const;
 
-  bool empty() const { return plan_.spans.empty() && plan_.copies.empty(); }
+  // Loads blocks for a request that waits: those behind a match, from `first` on, as far as room beyond all
+  // reservations and the plan's limits go. No hashes: none.
+  Prefetch prefetch(const Sequence& waiting, const PrefixCache::Match& found, const kv::Residency& residency,
+                    int origin);
+  bool copies() const { return !plan_.copies.empty() || !plan_.loads.empty(); }
+  // What goes to the host beside it, when all else is in the plan.
+  void add_spills();
+
+  bool empty() const {
+    return plan_.spans.empty() && plan_.copies.empty() && plan_.loads.empty() && plan_.spills.empty();
+  }
   int64_t rows_left() const { return rows_left_; }
   // Fills in what depends on the whole plan. The builder is used up.
   Plan finish();
   PlanRecord& record() { return record_; }
 
  private:
+  bool load(Sequence& sequence);
+  struct Load {
+    RequestId request{};
+    kv::BlockHash hash;
+    BlockId block{};
+    const kv::Residency& residency;
+  };
+  enum class Loaded : uint8_t { kPlanned, kPlanFull, kNoPage };
+  Loaded load(const Load& what, PageCounts& reserved);
   int64_t hold_rows(Sequence& sequence, int64_t rows);
   bool hold_switch(Sequence& sequence);
   bool hold_target(Sequence& sequence);
@@ -67,6 +87,7 @@ class PlanBuilder {
   Plan plan_;
   PlanRecord record_;
   int64_t rows_left_ = 0;
+  int64_t loads_left_ = 0, load_bytes_left_ = 0;
   int64_t samples_left_ = 0;
   int64_t drafts_left_ = 0;
   int64_t block_tokens_ = 0;

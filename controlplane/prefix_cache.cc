@@ -166,7 +166,7 @@ BlockId PrefixCache::remove_tail(RunId id) {
   return block.id;
 }
 
-std::vector<BlockId> PrefixCache::forget(BlockId id) {
+PrefixCache::Forgotten PrefixCache::forget(BlockId id) {
   const Block& first = blocks_.at(id);
   CHECK(first.run != kNoRun);
   if (run(first.run).first_index != first.index) split(first.run, first.index);
@@ -176,20 +176,23 @@ std::vector<BlockId> PrefixCache::forget(BlockId id) {
       below.push_back(child);
     }
   }
-  std::vector<BlockId> gone;
+  Forgotten out;
   for (auto which = below.rbegin(); which != below.rend(); ++which) {  // children before parents
     Run& lost = at(*which);
     if (!std::exchange(lost.forgotten, true)) {
-      for (const BlockId block : lost.blocks) by_hash_.erase(blocks_.at(block).hash);
+      for (const BlockId block : lost.blocks) {
+        by_hash_.erase(blocks_.at(block).hash);
+        out.identities.push_back(blocks_.at(block).hash);
+      }
     }
     if (lost.users > 0) continue;
     evictable_ -= lost.pages;
     order_.remove_leaf(lost.id, lost.place);
     order_.leave(lost.place);
-    take_blocks(lost, gone);
+    take_blocks(lost, out.gone);
     remove(lost);
   }
-  return gone;
+  return out;
 }
 
 // ---- pages ----------------------------------------------------------------------------------------------

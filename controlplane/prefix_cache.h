@@ -74,10 +74,27 @@ class PrefixCache {
   // The run to evict the tail of, for a page of this pool: the first in order whose unused path holds one.
   // Only runs that no plan after `completed` names.
   std::optional<RunId> victim(kv::Stream stream, int rank, StepId completed) const;
+  // Calls f(block) for unused blocks, about in the order that they are given up in, until it says false. What
+  // lies below several of them may be seen more than once.
+  template <typename F>
+  void for_each_victim(F f) const {
+    for (const auto& [worth, last_use, id] : order_.leaves()) {
+      for (const Run* on = &run(id); on->users == 0; on = &run(on->parent)) {
+        for (auto block = on->blocks.rbegin(); block != on->blocks.rend(); ++block) {
+          if (!f(blocks_.at(*block))) return;
+        }
+        if (on->parent == kNoRun) break;
+      }
+    }
+  }
   // The tail of an unused leaf is no longer registered; its pages are the caller's.
   BlockId remove_tail(RunId run);
-  // A block and everything registered below it cannot be found any more. Returns those without users.
-  std::vector<BlockId> forget(BlockId id);
+  // A block and everything registered below it cannot be found any more.
+  struct Forgotten {
+    std::vector<BlockId> gone;              // those without users, children first
+    std::vector<kv::BlockHash> identities;  // of all
+  };
+  Forgotten forget(BlockId id);
 
   // ---- what changes in blocks of runs; of private ones it takes no notice
   void page_added(const Block& block, kv::Stream stream, int rank, bool valid);

@@ -43,8 +43,10 @@ struct Sequence {
   int64_t likely_blocks = 0;  // that the prefix cache probably has: those of its parent
 
   // ---- while it waits
-  int64_t passed = 0;       // requests that came later and are in
-  uint64_t no_room_at = 0;  // it found no room when Memory::changes() was this; 0: not tried
+  int64_t passed = 0;           // requests that came later and are in
+  int64_t prefetched = 0;       // blocks that were loaded ahead, or on devices before: never twice
+  uint64_t no_prefetch_at = 0;  // there was nothing to load ahead, or no room, when changes() was this
+  uint64_t no_room_at = 0;      // it found no room when Memory::changes() was this; 0: not tried
 
   // ---- how far it is
   TokenList tokens;  // prompt, then the tokens of the answer that are known
@@ -72,9 +74,12 @@ struct Sequence {
   BlockPath blocks;
   int64_t hit_blocks = 0;   // the first blocks came from the prefix cache
   int64_t held_blocks = 0;  // the first so many have all the pages that target() wants
-  bool registers = true;    // its chain is the registered one so far
-  ChainHistory history;     // of the chain it continues, for eviction
-  PageCounts reserved;      // pages it may still take
+  // Of the hit blocks, those that are only on the host: its first plans load them, and until its first rows
+  // are acknowledged their copies are locked.
+  int64_t host_first = 0, host_blocks = 0;
+  bool registers = true;  // its chain is the registered one so far
+  ChainHistory history;   // of the chain it continues, for eviction
+  PageCounts reserved;    // pages it may still take
 
   // ---- its page table
   bool needs_switch = true;  // the next plan must write a new table, with copies as needed

@@ -66,9 +66,11 @@ struct Counters {
   int64_t late_acknowledgements = 0;       // of a step that is not in flight
   int64_t evicted_blocks = 0;
   int64_t topology_changes = 0;
-  int64_t lost_blocks = 0;    // of which something lay in lost memory alone
-  int64_t replayed_rows = 0;  // computed again because of it
-  int64_t passes = 0;         // requests that came in before an earlier one which found no room
+  int64_t lost_blocks = 0;      // of which something lay in lost memory alone
+  int64_t replayed_rows = 0;    // computed again because of it
+  int64_t host_hit_tokens = 0;  // of cached_tokens, those that only the host had
+  int64_t spilled_bytes = 0, loaded_bytes = 0;
+  int64_t passes = 0;  // requests that came in before an earlier one which found no room
 };
 
 }  // namespace weft::controlplane

@@ -29,6 +29,9 @@ Result<Arenas> Arenas::create(const ArenaSizes& sizes) {
     arenas.mailboxes_.push_back(std::move(mailbox));
     arenas.pools_.push_back(std::move(pool));
   }
+  if (sizes.host_bytes() > 0) {
+    TRY(arenas.host_, kv::create_memory("weft-host-pool", static_cast<size_t>(sizes.host_bytes())));
+  }
   return arenas;
 }
 
@@ -43,6 +46,9 @@ wire::MapArenas Arenas::message() const {
     counts->set_entries(static_cast<uint32_t>(pages.entries));
     counts->set_index_keys(static_cast<uint32_t>(pages.index_keys));
   }
+  message.set_host_bytes(static_cast<uint64_t>(sizes_.host_bytes()));
+  message.mutable_host_pages()->set_entries(static_cast<uint32_t>(sizes_.host_pages.entries));
+  message.mutable_host_pages()->set_index_keys(static_cast<uint32_t>(sizes_.host_pages.index_keys));
   return message;
 }
 
@@ -50,6 +56,7 @@ std::vector<int> Arenas::descriptors() const {
   std::vector<int> fds = {control_fd_.get(), weights_.get(), results_.get()};
   for (const kv::Descriptor& mailbox : mailboxes_) fds.push_back(mailbox.get());
   for (const kv::Descriptor& pool : pools_) fds.push_back(pool.get());
+  if (host_.valid()) fds.push_back(host_.get());
   return fds;
 }
 

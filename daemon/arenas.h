@@ -19,6 +19,8 @@ struct ArenaSizes {
   int64_t mailbox_bytes = 0;  // of each rank
   kv::CacheGeometry geometry;
   std::vector<kv::PoolPages> pool_pages;  // by rank
+  kv::PoolPages host_pages;               // none: no host pool
+  int64_t host_bytes() const { return static_cast<int64_t>(kv::pool_bytes(geometry, host_pages)); }
 };
 
 class Arenas {
@@ -41,6 +43,7 @@ class Arenas {
   kv::ControlArena control_;
   kv::Descriptor control_fd_, weights_, results_;
   std::vector<kv::Descriptor> mailboxes_, pools_;
+  kv::Descriptor host_;
 };
 
 }  // namespace weft::daemon

@@ -47,6 +47,25 @@ void fill_pool(const controlplane::ControlPlane& plane, kv::Stream stream, int r
   to->set_page_bytes(as_unsigned(plane.limits().geometry.page_bytes(stream)));
 }
 
+void fill_host_pool(const controlplane::ControlPlane& plane, wire::HostPoolStatus* to) {
+  const auto fill = [&](kv::Stream stream, wire::StreamPool* pool) {
+    const controlplane::HostCounts counts = plane.host_pool(stream);
+    pool->set_pages(as_unsigned(counts.pages));
+    pool->set_free(as_unsigned(counts.free));
+    pool->set_used(as_unsigned(counts.used));
+    pool->set_cached(as_unsigned(counts.cached));
+    pool->set_in_flight(as_unsigned(counts.in_flight));
+    pool->set_page_bytes(as_unsigned(plane.limits().geometry.page_bytes(stream)));
+  };
+  fill(kv::Stream::kEntries, to->mutable_entries());
+  fill(kv::Stream::kIndexKeys, to->mutable_index_keys());
+  const controlplane::Counters counters = plane.counters();
+  to->set_spilled_bytes(as_unsigned(counters.spilled_bytes));
+  to->set_loaded_bytes(as_unsigned(counters.loaded_bytes));
+  to->set_hit_tokens(as_unsigned(counters.host_hit_tokens));
+  to->set_write(controlplane::host_write_name(plane.limits().host_write));
+}
+
 std::string regroup_detail(const wire::RegroupRequest& request) {
   std::string text = request.all_running() ? "all" : "";
   for (const uint64_t id : request.requests()) text += (text.empty() ? "" : " ") + std::to_string(id);
@@ -177,6 +196,7 @@ wire::ControlReply ControlService::status() const {
     fill_pool(plane, kv::Stream::kEntries, rank, pool->mutable_entries());
     fill_pool(plane, kv::Stream::kIndexKeys, rank, pool->mutable_index_keys());
   }
+  if (plane.limits().host_pages[0] > 0) fill_host_pool(plane, status->mutable_host_pool());
   return reply;
 }
 

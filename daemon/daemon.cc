@@ -116,6 +116,7 @@ void Daemon::write_configuration() {
                                        {"block_tokens", std::to_string(options_.block_tokens)},
                                        {"pool_tokens", std::to_string(options_.pool_tokens)},
                                        {"pool_bytes", std::to_string(options_.pool_bytes)},
+                                       {"host_pool", std::to_string(options_.host_bytes)},
                                        {"max_context", std::to_string(options_.max_context)},
                                        {"max_step_rows", std::to_string(options_.max_step_rows)},
                                        {"experts", options_.split_experts ? "split" : "whole"},

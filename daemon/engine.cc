@@ -24,10 +24,13 @@ const controlplane::Span* span_of(const controlplane::Plan& plan, const wire::Sp
   return found == plan.spans.end() ? nullptr : &*found;
 }
 
+// Copies to the host are made for whoever may come, and so are some between ranks.
+bool is_of_nobody(const wire::SpanMeter& meter) { return meter.span() == kNoSpan && meter.request() == 0; }
+
 bool copies_for(const controlplane::Plan& plan, const wire::SpanMeter& meter) {
-  return std::any_of(plan.copies.begin(), plan.copies.end(), [&](const controlplane::PageCopy& copy) {
-    return number(copy.request) == meter.request();
-  });
+  const auto is_for = [&](const auto& copy) { return number(copy.request) == meter.request(); };
+  return std::any_of(plan.copies.begin(), plan.copies.end(), is_for) ||
+         std::any_of(plan.loads.begin(), plan.loads.end(), is_for);
 }
 
 }  // namespace
@@ -244,7 +247,7 @@ bool Engine::accept(int rank, const std::vector<std::byte>& bytes) {
     if (sample.span() >= spans) return false;
   }
   for (const wire::SpanMeter& meter : result.meters()) {
-    const bool known = span_of(flight->plan, meter) != nullptr ||
+    const bool known = span_of(flight->plan, meter) != nullptr || is_of_nobody(meter) ||
                        (meter.span() == kNoSpan && copies_for(flight->plan, meter));
     if (!known || meter.crossed_size() > kv::kCrossKinds) return false;
   }
@@ -333,7 +336,7 @@ void Engine::meter(const InFlight& flight) {
       metrics_.crossed += bytes;
       if (const controlplane::Span* span = span_of(flight.plan, line)) {
         book_.crossed(*span, bytes);
-      } else {
+      } else if (!is_of_nobody(line)) {
         book_.moved(RequestId{line.request()}, bytes);
       }
     }

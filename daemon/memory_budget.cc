@@ -55,15 +55,18 @@ Result<void> check_fits_memory(const ArenaSizes& sizes, const char* pool_option,
     pools += static_cast<int64_t>(kv::pool_bytes(sizes.geometry, pages));
   }
   const int64_t mailboxes = ranks * sizes.mailbox_bytes;
-  const int64_t needed = pools + mailboxes + sizes.weight_bytes;
+  const int64_t host = sizes.host_bytes();
+  const int64_t needed = pools + mailboxes + sizes.weight_bytes + host;
   if (needed <= available) return {};
   // The largest part is what to make smaller.
-  const char* field = pools >= std::max(mailboxes, sizes.weight_bytes) ? pool_option
-                      : mailboxes >= sizes.weight_bytes                ? "--max-step-rows"
-                                                                       : "--model";
+  const char* field = host >= std::max({pools, mailboxes, sizes.weight_bytes}) ? "--host-pool"
+                      : pools >= std::max(mailboxes, sizes.weight_bytes)       ? pool_option
+                      : mailboxes >= sizes.weight_bytes                        ? "--max-step-rows"
+                                                                               : "--model";
   return error(ErrorCode::kResourceExhausted,
-               human_bytes(pools) + " of page pools, " + human_bytes(mailboxes) + " of mailboxes and " +
-                   human_bytes(sizes.weight_bytes) + " of weights are more than the " +
+               human_bytes(pools) + " of page pools, " +
+                   (host > 0 ? human_bytes(host) + " of host pool, " : "") + human_bytes(mailboxes) +
+                   " of mailboxes and " + human_bytes(sizes.weight_bytes) + " of weights are more than the " +
                    human_bytes(available) + " of memory that are available",
                field);
 }

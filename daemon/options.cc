@@ -25,7 +25,7 @@ namespace {
 struct RawOptions {
   std::string devices, weight_dtype = "stored", cache_dtype = "f32", index_cache_dtype, experts = "whole",
                        index_scales = "ue8m0", prefill, decode, index, log_level = "info", output = "table",
-                       speculative = "off", eviction = "lru";
+                       speculative = "off", eviction = "lru", host_write = "back";
   double hang_seconds = 30, heartbeat_seconds = 10, stall_seconds = 60;
   int threads = 0;
   bool list_devices = false;
@@ -89,6 +89,22 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
          "to be used soon, learned from when conversations came back before")
       ->type_name("POLICY")
       ->check(one_of({"lru", "reuse"}))
+      ->capture_default_str()
+      ->group(memory);
+  app.add_option(
+         "--host-pool", options.host_bytes,
+         "bytes of a second tier of the cache in host memory, as 8GiB, shared by all workers: what makes "
+         "room in the page pools is kept there and comes back without being computed again (default: "
+         "none)")
+      ->type_name("SIZE")
+      ->transform(command_line::byte_size())
+      ->group(memory);
+  app.add_option(
+         "--host-write", raw.host_write,
+         "when a block is copied to the host pool: back, when its room is about to be needed; or through, "
+         "as soon as it can be shared")
+      ->type_name("WHEN")
+      ->check(one_of({"through", "back"}))
       ->capture_default_str()
       ->group(memory);
   app.add_option("--max-context", options.max_context,
@@ -317,6 +333,11 @@ Result<void> check_memory(const RawOptions& raw, Options& options) {
   if (options.pool_bytes < 0 || options.pool_bytes > int64_t{1} << 46) {
     return bad_option("pool-bytes", "must be from 1 to 64 TiB");
   }
+  if (options.host_bytes < 0 || options.host_bytes > int64_t{1} << 46) {
+    return bad_option("host-pool", "must be at most 64 TiB");
+  }
+  options.host_write =
+      raw.host_write == "through" ? controlplane::HostWrite::kThrough : controlplane::HostWrite::kBack;
   if (options.pool_tokens > int64_t{1} << 32) return bad_option("pool-tokens", "must be at most 2^32");
   if (options.max_context > int64_t{1} << 30) return bad_option("max-context", "must be at most 2^30");
 

@@ -44,6 +44,14 @@ void encode_span(const controlplane::Span& from, wire::Span* to) {
   to->mutable_next_tokens()->Add(from.next_tokens.begin(), from.next_tokens.end());
 }
 
+void encode_host_copy(const controlplane::HostCopy& from, wire::HostCopy* to) {
+  to->set_stream(static_cast<uint32_t>(from.stream));
+  to->set_rank(static_cast<uint32_t>(from.rank));
+  to->set_page(number(from.page));
+  to->set_host_page(number(from.host_page));
+  to->set_request(number(from.request));
+}
+
 }  // namespace
 
 wire::StepPlan encode_plan(const controlplane::Plan& plan) {
@@ -59,6 +67,8 @@ wire::StepPlan encode_plan(const controlplane::Plan& plan) {
     to->set_to_page(number(from.to_page));
     to->set_request(number(from.request));
   }
+  for (const controlplane::HostCopy& from : plan.spills) encode_host_copy(from, message.add_spills());
+  for (const controlplane::HostCopy& from : plan.loads) encode_host_copy(from, message.add_loads());
   for (const controlplane::Span& span : plan.spans) encode_span(span, message.add_spans());
   message.mutable_padded()->set_prefill(plan.padded.prefill);
   message.mutable_padded()->set_decode(plan.padded.decode);

@@ -129,7 +129,11 @@ void RequestBook::crossed(const controlplane::Span& span, const kv::CrossedBytes
 }
 
 void RequestBook::moved(RequestId request, const kv::CrossedBytes& bytes) {
-  if (RequestRecord* record = find(request)) record->regroup_bytes += bytes[kv::CrossKind::kRegroup];
+  RequestRecord* record = find(request);
+  if (record == nullptr) return;
+  record->regroup_bytes += bytes[kv::CrossKind::kRegroup];
+  record->prefill_crossed[kv::CrossKind::kHost] +=
+      bytes[kv::CrossKind::kHost];  // loaded before its first rows
 }
 
 void RequestBook::step_done(const controlplane::Plan& plan, Duration took, Time now) {

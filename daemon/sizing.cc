@@ -37,6 +37,22 @@ Result<kv::PoolPages> pool_pages(const Options& options, const kv::CacheGeometry
                        blocks * geometry.stream(kv::Stream::kIndexKeys).used_parts()};
 }
 
+// The same for the host pool; none: empty.
+Result<kv::PoolPages> host_pages(const Options& options, const kv::CacheGeometry& geometry) {
+  if (options.host_bytes == 0) return kv::PoolPages{};
+  const int64_t block_bytes = geometry.block_tokens * geometry.token_bytes();
+  const int64_t blocks = options.host_bytes / block_bytes;
+  if (blocks < 1) {
+    return bad_option("host-pool", human_bytes(options.host_bytes) + " do not hold one block of " +
+                                       human_bytes(block_bytes));
+  }
+  if (blocks >= static_cast<int64_t>(number(kNoPage)) / geometry.stream(kv::Stream::kEntries).parts) {
+    return bad_option("host-pool", "more than 2^32 pages");
+  }
+  return kv::PoolPages{blocks * geometry.stream(kv::Stream::kEntries).used_parts(),
+                       blocks * geometry.stream(kv::Stream::kIndexKeys).used_parts()};
+}
+
 kv::ControlLimits control_limits(const controlplane::Limits& limits) {
   kv::ControlLimits control;
   control.rank_count = limits.rank_count;
@@ -48,7 +64,8 @@ kv::ControlLimits control_limits(const controlplane::Limits& limits) {
   // Upper bounds of the serialised messages: a span's fixed fields are below 160 bytes, a token 5, a copy 40;
   // a sample is below 32, a digest 64, a span's meter 128 bytes. Untouched pages of a ring cost nothing.
   const int64_t spans = 2 * limits.max_running;
-  control.plan_bytes_max = 4096 + spans * 160 + limits.max_step_rows * 5 + limits.max_copies() * 40;
+  const int64_t copies = limits.host_pages[0] > 0 ? 3 : 1;  // between ranks, to the host and from it
+  control.plan_bytes_max = 4096 + spans * 160 + limits.max_step_rows * 5 + limits.max_copies() * copies * 40;
   control.result_bytes_max =
       4096 + limits.max_samples * 32 + limits.max_step_rows * 64 + (spans + limits.max_running) * 128;
   return control;
@@ -90,12 +107,16 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   limits.table_count = 3 * options.max_running;
   TRY(const kv::PoolPages pages, pool_pages(options, limits.geometry));
   limits.pool_pages.assign(static_cast<size_t>(options.rank_count()), {pages.entries, pages.index_keys});
+  TRY(const kv::PoolPages host, host_pages(options, limits.geometry));
+  limits.host_pages = {host.entries, host.index_keys};
+  limits.host_write = options.host_write;
   TRY_VOID(controlplane::validate(limits));
 
   sizing.arenas.control = control_limits(limits);
   sizing.arenas.weight_bytes = static_cast<int64_t>(model.weight_arena_bytes());
   sizing.arenas.mailbox_bytes = static_cast<int64_t>(model.mailbox_bytes());
   sizing.arenas.geometry = limits.geometry;
+  sizing.arenas.host_pages = host;
   sizing.arenas.pool_pages.assign(static_cast<size_t>(options.rank_count()), pages);
 
   sizing.model.name = options.model_name;

@@ -32,7 +32,8 @@ Duration step_allowance(const controlplane::Plan& plan, Duration base) {
     rows += span.rows;
     pairs += span.rows * (span.start + span.rows);
   }
-  const auto copies = static_cast<int64_t>(plan.copies.size());  // each of some megabytes at most
+  // Each of some megabytes at most.
+  const auto copies = std::ssize(plan.copies) + std::ssize(plan.loads) + std::ssize(plan.spills);
   return base + std::chrono::milliseconds(5) * (rows + copies) + std::chrono::microseconds(1) * pairs;
 }
 

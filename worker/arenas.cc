@@ -9,6 +9,8 @@
 namespace weft::worker {
 namespace {
 
+constexpr uint64_t kTouched = 1 << 16;  // a share begins at a multiple of any page size
+
 Result<void> equal(const char* field, uint64_t got, uint64_t expected) {
   if (got == expected) return {};
   return error(ErrorCode::kBadMessage, std::to_string(got) + ", expected " + std::to_string(expected), field);
@@ -22,7 +24,7 @@ Result<void> at_least(const char* field, uint64_t got, uint64_t needed) {
 Result<void> check_message(const wire::MapArenas& message, size_t descriptors,
                            const WorkerSettings& settings) {
   const auto ranks = static_cast<uint64_t>(settings.rank_count);
-  TRY_VOID(equal("descriptors", descriptors, 3 + 2 * ranks));
+  TRY_VOID(equal("descriptors", descriptors, 3 + 2 * ranks + (message.host_bytes() > 0 ? 1 : 0)));
   TRY_VOID(equal("pool_bytes", static_cast<uint64_t>(message.pool_bytes_size()), ranks));
   TRY_VOID(equal("pool_pages", static_cast<uint64_t>(message.pool_pages_size()), ranks));
   TRY_VOID(at_least("weight_bytes", message.weight_bytes(),
@@ -30,6 +32,24 @@ Result<void> check_message(const wire::MapArenas& message, size_t descriptors,
   const size_t outbox = outbox_bytes(settings.config, settings.cache.query_dtype(), settings.rank_count,
                                      settings.max_step_rows);
   return at_least("mailbox_bytes", message.mailbox_bytes(), mailbox_bytes(outbox));
+}
+
+// The host pool, if there is one. Each rank touches its share of it: all of it is there when all ranks are,
+// whoever starts again has little to do, and on a machine of several memory nodes it lies on all of them.
+Result<void> map_host(const wire::MapArenas& message, const std::vector<kv::Descriptor>& descriptors,
+                      const WorkerSettings& settings, Arenas& arenas) {
+  if (message.host_bytes() == 0) return {};
+  const kv::PoolPages pages{message.host_pages().entries(), message.host_pages().index_keys()};
+  TRY_VOID(at_least("host_bytes", message.host_bytes(), kv::pool_bytes(settings.geometry(), pages)));
+  TRY(arenas.host_memory, kv::Mapping::map(descriptors.back().get(), message.host_bytes()));
+  arenas.host = kv::PagePool(arenas.host_memory.data(), settings.geometry(), pages);
+  const auto begin_of = [&](int rank) {
+    if (rank == settings.rank_count) return message.host_bytes();
+    return message.host_bytes() / static_cast<uint64_t>(settings.rank_count) * static_cast<uint64_t>(rank) /
+           kTouched * kTouched;
+  };
+  const uint64_t begin = begin_of(settings.rank);
+  return kv::touch_pages(arenas.host_memory.data() + begin, begin_of(settings.rank + 1) - begin);
 }
 
 }  // namespace
@@ -70,6 +90,7 @@ Result<std::unique_ptr<Arenas>> map_arenas(const wire::MapArenas& message,
     arenas->pools.emplace_back(pool.data(), geometry, pages);
     arenas->pool_memory.push_back(std::move(pool));
   }
+  TRY_VOID(map_host(message, descriptors, settings, *arenas));
   for (const auto* own : {&arenas->mailboxes, &arenas->pool_memory}) {
     for (size_t rank = 0; rank < ranks; ++rank) {
       const kv::Mapping& mapping = (*own)[rank];

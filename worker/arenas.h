@@ -2,8 +2,8 @@
 //
 // The descriptors are closed once mapped; the daemon keeps its own. The control arena, all mailboxes and all
 // pools are mapped by every rank (pages and outboxes of other ranks are read in place); this rank's own pool
-// and mailbox (a spare's: those of the ranks at start) are pre-faulted, so that missing memory is an error
-// here and not a SIGBUS in a step.
+// and mailbox (a spare's: those of the ranks at start) are pre-faulted, and its share of the host pool, so that
+// missing memory is an error here and not a SIGBUS in a step.
 #pragma once
 
 #include <memory>
@@ -25,6 +25,8 @@ struct Arenas {
   kv::Descriptor result_event;                      // an eventfd: 1 is added after each published result
   std::vector<kv::Mapping> mailboxes, pool_memory;  // by rank
   std::vector<kv::PagePool> pools;                  // by rank
+  kv::Mapping host_memory;
+  kv::PagePool host;  // no pages: there is no host pool
   std::vector<std::byte*> mailbox_bases() const;
 };
 

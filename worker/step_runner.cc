@@ -1,7 +1,8 @@
 #include "worker/step_runner.h"
 
 #include <algorithm>
-#include <cstring>
+#include <initializer_list>
+#include <map>
 
 #include "kernels/attention.h"
 #include "worker/model/attention.h"
@@ -31,6 +32,27 @@ size_t outbox_bytes(const ModelConfig& config, DType query_dtype, int rank_count
       round_up(std::max({entries, partials, attention_sums, feed_forward_sums, head}), int64_t{4096}));
 }
 
+namespace {
+
+using RequestBytes = std::map<uint64_t, kv::CrossedBytes>;
+
+void add_meter(wire::StepResult& result, uint32_t span, uint64_t request, const kv::CrossedBytes& crossed) {
+  wire::SpanMeter* meter = result.add_meters();
+  meter->set_span(span);
+  meter->set_request(request);
+  for (int64_t value : crossed.by_kind) meter->add_crossed(static_cast<uint64_t>(value));
+}
+
+// A step that is left in the middle leaves its copies too.
+struct MoverGuard {
+  PageMover* mover;
+  ~MoverGuard() {
+    if (mover != nullptr) mover->stop();
+  }
+};
+
+}  // namespace
+
 struct StepRunner::State {
   explicit State(RunnerSetup setup)
       : step(std::move(setup)),
@@ -47,43 +69,60 @@ struct StepRunner::State {
 
   Result<void> copy_pages(const wire::StepPlan& plan, wire::StepResult& result);
   Result<void> run_rows(const wire::StepPlan& plan, wire::StepResult& result);
+  std::vector<HostMove> host_moves(const google::protobuf::RepeatedPtrField<wire::HostCopy>& copies,
+                                   RequestBytes& bytes) const;
 };
 
-// Who makes a copy: its target, as far as that takes part in the step.
-int copier(const wire::PageCopy& copy, const kv::Topology& topology) {
-  for (const uint32_t rank : {copy.to_rank(), copy.from_rank()}) {
+// Who makes a copy: the first of these ranks that takes part in the step.
+int copier(std::initializer_list<uint32_t> ranks, const kv::Topology& topology) {
+  for (const uint32_t rank : ranks) {
     if (topology.contains(static_cast<int>(rank))) return static_cast<int>(rank);
   }
   return topology.rank(0);
 }
 
-// Copies this rank's share of the plan's page copies, and counts them as regrouping.
-Result<void> StepRunner::State::copy_pages(const wire::StepPlan& plan, wire::StepResult& result) {
-  std::vector<std::pair<uint64_t, int64_t>> by_request;
-  for (const wire::PageCopy& copy : plan.copies()) {
-    if (copier(copy, step.topology) != step.setup.rank) continue;
+std::vector<HostMove> StepRunner::State::host_moves(
+    const google::protobuf::RepeatedPtrField<wire::HostCopy>& copies, RequestBytes& bytes) const {
+  std::vector<HostMove> moves;
+  for (const wire::HostCopy& copy : copies) {
+    if (copier({copy.rank()}, step.topology) != step.setup.rank) continue;
     const auto stream = static_cast<kv::Stream>(copy.stream());
-    const int64_t bytes = step.geometry.page_bytes(stream);
-    std::memcpy(step.setup.pools[copy.to_rank()].page(stream, PageId{copy.to_page()}),
-                step.setup.pools[copy.from_rank()].page(stream, PageId{copy.from_page()}),
-                static_cast<size_t>(bytes));
-    auto found = std::find_if(by_request.begin(), by_request.end(),
-                              [&](const auto& entry) { return entry.first == copy.request(); });
-    if (found == by_request.end()) found = by_request.insert(by_request.end(), {copy.request(), 0});
-    found->second += bytes;
+    moves.push_back({stream, PageId{copy.page()}, PageId{copy.host_page()}, static_cast<int>(copy.rank())});
+    bytes[copy.request()][kv::CrossKind::kHost] += step.geometry.page_bytes(stream);
   }
-  for (const auto& [request, bytes] : by_request) {
-    wire::SpanMeter* meter = result.add_meters();
-    meter->set_span(0xffffffffu);
-    meter->set_request(request);
-    kv::CrossedBytes crossed;
-    crossed[kv::CrossKind::kRegroup] = bytes;
-    for (int64_t value : crossed.by_kind) meter->add_crossed(static_cast<uint64_t>(value));
+  return moves;
+}
+
+// This rank's share of the plan's copies, counted by request: those between ranks are made here, those to and
+// from the host pool begin.
+Result<void> StepRunner::State::copy_pages(const wire::StepPlan& plan, wire::StepResult& result) {
+  RequestBytes bytes;
+  if (step.mover != nullptr) {
+    auto loads = host_moves(plan.loads(), bytes);
+    step.mover->start(std::move(loads), host_moves(plan.spills(), bytes),
+                      [this] { return step.setup.control->aborted(step.epoch); });
+  } else if (plan.loads_size() + plan.spills_size() > 0) {
+    return error(ErrorCode::kInvalidArgument, "copies to or from a host pool that there is not", "plan");
   }
+  std::vector<kv::CopyPiece> pieces;
+  for (const wire::PageCopy& copy : plan.copies()) {
+    if (copier({copy.to_rank(), copy.from_rank()}, step.topology) != step.setup.rank) continue;
+    const auto stream = static_cast<kv::Stream>(copy.stream());
+    const int64_t page_bytes = step.geometry.page_bytes(stream);
+    pieces.push_back({step.setup.pools[copy.to_rank()].page(stream, PageId{copy.to_page()}),
+                      step.setup.pools[copy.from_rank()].page(stream, PageId{copy.from_page()}),
+                      static_cast<size_t>(page_bytes)});
+    bytes[copy.request()][kv::CrossKind::kRegroup] += page_bytes;
+  }
+  kv::copy_pieces(pieces);
+  for (const auto& [request, crossed] : bytes) add_meter(result, 0xffffffffu, request, crossed);
+  // A plan without rows has no later exchange point behind which its loads are there for all.
+  if (plan.spans_size() == 0 && step.mover != nullptr) TRY_VOID(step.mover->finish(step.exchange.deadline()));
   if (step.layout.passes_copies()) TRY_VOID(step.exchange.pass(ExchangePoint::kCopies, -1));
   return {};
 }
 
+// The forward pass and what it draws.
 Result<void> StepRunner::State::run_rows(const wire::StepPlan& plan, wire::StepResult& result) {
   kv::RankState& progress = step.setup.control->rank_state(step.setup.rank);
   TRY_VOID(make_views(step, plan));
@@ -142,16 +181,15 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
   result.set_rank(static_cast<uint32_t>(step.setup.rank));
   kv::RankState& progress = step.setup.control->rank_state(step.setup.rank);
   progress.step_low.store(static_cast<uint32_t>(plan.step()), std::memory_order_relaxed);
+  const MoverGuard guard{step.mover.get()};
   const int64_t exchanges = step.layout.exchange_count(step.config);
   TRY_VOID(state_->copy_pages(plan, result));
   if (step.layout.row_count() > 0) TRY_VOID(state_->run_rows(plan, result));
-
+  if (step.mover != nullptr) TRY_VOID(step.mover->finish(step.exchange.deadline()));
   for (size_t span = 0; span < step.crossed.size(); ++span) {
     if (step.crossed[span] == kv::CrossedBytes{}) continue;
-    wire::SpanMeter* meter = result.add_meters();
-    meter->set_span(static_cast<uint32_t>(span));
-    meter->set_request(plan.spans(static_cast<int>(span)).request());
-    for (int64_t value : step.crossed[span].by_kind) meter->add_crossed(static_cast<uint64_t>(value));
+    add_meter(result, static_cast<uint32_t>(span), plan.spans(static_cast<int>(span)).request(),
+              step.crossed[span]);
   }
   result.set_exchanges(step.exchange.passed() - passed_before);
   CHECK_EQ(static_cast<int64_t>(result.exchanges()), exchanges);

@@ -1,5 +1,7 @@
 // Runs one step plan on one rank: the forward pass, its exchange points, sampling, and the result.
 //
+// A plan without rows moves pages only.
+//
 // Owns scratch memory only; everything a later step needs is in the arenas. A runner is of one topology: a
 // change of the ranks that take part needs another one. One thread calls run(); kernels spread work over
 // `parallel`.
@@ -47,6 +49,8 @@ struct RunnerSetup {
   kv::Topology topology;  // of the epochs that it runs in; empty: all ranks
   kv::ControlArena* control = nullptr;
   std::vector<kv::PagePool> pools;  // by rank
+  kv::PagePool host;                // no pages: there is no host pool
+  std::vector<int> cores;           // that this worker is pinned to; empty: none
   Exchange* exchange = nullptr;
   kernels::Parallel* parallel = nullptr;
   // Tests: called with every full row of logits at the rank that holds it.

@@ -159,6 +159,8 @@ Result<void> WorkerProcess::prepare(const kv::Topology& topology) {
   setup.topology = topology;
   setup.control = &arenas_->control;
   setup.pools = arenas_->pools;
+  setup.host = arenas_->host;
+  setup.cores = settings.cores;
   setup.exchange = exchange_.get();
   setup.parallel = threads_.get();
   runner_ = std::make_unique<StepRunner>(std::move(setup));

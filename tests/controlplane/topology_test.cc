@@ -21,6 +21,9 @@ class TopologyTest : public ::testing::Test {
   void make(int ranks, int64_t pages, RankMask start = 0) {
     Limits limits = limits_of(ranks, pages);
     if (start != 0) limits.topology = kv::Topology(start);
+    limits.host_pages = {host_pages_, host_pages_};
+    if (host_pages_ % 2 == 0) limits.host_write = HostWrite::kThrough;
+    if (host_pages_ % 3 == 0) limits.host_plan_bytes = 400;
     harness_.emplace(limits);
   }
   Harness& h() { return *harness_; }
@@ -64,6 +67,7 @@ class TopologyTest : public ::testing::Test {
   std::optional<Harness> harness_;
   uint64_t commands_ = 0;
   int64_t copied_ = 0;
+  int64_t host_pages_ = 0;
 };
 
 TEST_F(TopologyTest, BlocksMoveOffARankAndEverybodyGoesOn) {
@@ -320,12 +324,13 @@ TEST_F(TopologyTest, APausedRequestMovesToo) {
 
 // Everything at any time: arrivals, cancels, regroups, changes, plans that fail.
 TEST_F(TopologyTest, AnyOrderOfEventsGivesEverybodyTheirOwnAnswer) {
-  int64_t done = 0, refused = 0, failed = 0, moved = 0;
+  int64_t done = 0, refused = 0, failed = 0, moved = 0, loaded = 0;
   for (uint64_t seed = 1; seed <= 150; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     SplitMix64 random(seed);
     const int ranks = 2 + static_cast<int>(random.below(4));
-    make(ranks, 20 + static_cast<int64_t>(random.below(120)));
+    host_pages_ = random.below(3) == 0 ? 0 : 1 + static_cast<int64_t>(random.below(90));
+    make(ranks, 20 + static_cast<int64_t>(random.below(host_pages_ == 0 ? 120 : 20)));
     std::vector<RequestId> ids;
     std::vector<RequestId> cancelled;
     int abandoned = 0;
@@ -385,6 +390,7 @@ TEST_F(TopologyTest, AnyOrderOfEventsGivesEverybodyTheirOwnAnswer) {
                                (h().outcome(id).finished && h().finished(id).reason == FinishReason::kError);
       if (!ended_early) h().expect_right(id);
     }
+    loaded += h().plane.counters().loaded_bytes;
     for (const TopologyNotice& notice : h().topologies) {
       if (notice.error.code == ErrorCode::kOk) {
         ++done;
@@ -404,6 +410,7 @@ TEST_F(TopologyTest, AnyOrderOfEventsGivesEverybodyTheirOwnAnswer) {
   EXPECT_GT(moved, 0);
   EXPECT_GT(refused, 100);
   EXPECT_GT(failed, 5);
+  EXPECT_GT(loaded, 0);
 }
 
 }  // namespace

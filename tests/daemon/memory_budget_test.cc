@@ -41,6 +41,18 @@ TEST(MemoryBudget, NamesTheLargestPart) {
   EXPECT_EQ(check_fits_memory(weights, "--pool-tokens", kMiB).error().field, "--model");
 }
 
+TEST(MemoryBudget, CountsTheHostPool) {
+  ArenaSizes host = sizes();
+  host.host_pages = {65536, 0};  // 256 MiB
+  const int64_t rest = 4 * static_cast<int64_t>(kv::pool_bytes(host.geometry, host.pool_pages[0])) + 7 * kMiB;
+  EXPECT_TRUE(check_fits_memory(host, "--pool-bytes", rest + host.host_bytes()).has_value());
+  const auto refused = check_fits_memory(host, "--pool-bytes", rest + host.host_bytes() - 1);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
+  EXPECT_EQ(refused.error().field, "--host-pool");
+  EXPECT_THAT(refused.error().message, testing::HasSubstr("256.0 MiB of host pool"));
+}
+
 TEST(MemoryBudget, ReadsTheKernelsNumber) {
   EXPECT_EQ(parse_available("MemTotal:  99 kB\nMemAvailable:      12 kB\nBuffers: 1 kB\n"), 12 * kKiB);
   EXPECT_EQ(parse_available("MemTotal:  99 kB\n"), std::nullopt);

@@ -55,6 +55,13 @@ Plan random_plan(SplitMix64& random) {
                            PageId{static_cast<uint32_t>(random.next())}, static_cast<int>(random.below(8)),
                            PageId{static_cast<uint32_t>(random.next())}, RequestId{random.next()}});
   }
+  for (auto* copies : {&plan.spills, &plan.loads}) {
+    for (uint64_t i = random.below(4); i > 0; --i) {
+      copies->push_back({static_cast<kv::Stream>(random.below(2)), static_cast<int>(random.below(8)),
+                         PageId{static_cast<uint32_t>(random.next())},
+                         PageId{static_cast<uint32_t>(random.next())}, RequestId{random.next()}});
+    }
+  }
   for (uint64_t i = random.below(8); i > 0; --i) plan.spans.push_back(random_span(random));
   plan.padded = {static_cast<uint32_t>(random.below(4096)), static_cast<uint32_t>(random.below(64)),
                  static_cast<uint32_t>(random.below(64))};
@@ -100,9 +107,24 @@ Plan decode(const wire::StepPlan& message) {
                            PageId{from.from_page()}, static_cast<int>(from.to_rank()), PageId{from.to_page()},
                            RequestId{from.request()}});
   }
+  const auto host_copy = [](const wire::HostCopy& from) {
+    return controlplane::HostCopy{static_cast<kv::Stream>(from.stream()), static_cast<int>(from.rank()),
+                                  PageId{from.page()}, PageId{from.host_page()}, RequestId{from.request()}};
+  };
+  for (const wire::HostCopy& from : message.spills()) plan.spills.push_back(host_copy(from));
+  for (const wire::HostCopy& from : message.loads()) plan.loads.push_back(host_copy(from));
   for (const wire::Span& from : message.spans()) plan.spans.push_back(decode_span(from));
   plan.padded = {message.padded().prefill(), message.padded().decode(), message.padded().head()};
   return plan;
+}
+
+void expect_equal(const std::vector<controlplane::HostCopy>& a,
+                  const std::vector<controlplane::HostCopy>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(std::tie(a[i].stream, a[i].rank, a[i].page, a[i].host_page, a[i].request),
+              std::tie(b[i].stream, b[i].rank, b[i].page, b[i].host_page, b[i].request));
+  }
 }
 
 void expect_equal(const Plan& a, const Plan& b) {
@@ -113,6 +135,8 @@ void expect_equal(const Plan& a, const Plan& b) {
     EXPECT_EQ(std::tie(x.stream, x.from_rank, x.from_page, x.to_rank, x.to_page, x.request),
               std::tie(y.stream, y.from_rank, y.from_page, y.to_rank, y.to_page, y.request));
   }
+  expect_equal(a.spills, b.spills);
+  expect_equal(a.loads, b.loads);
   ASSERT_EQ(a.spans.size(), b.spans.size());
   for (size_t i = 0; i < a.spans.size(); ++i) {
     const Span &x = a.spans[i], &y = b.spans[i];

@@ -79,6 +79,23 @@ TEST(Sizing, IndexOptionsNeedAnIndexer) {
   EXPECT_TRUE(size_everything(options, model).has_value());
 }
 
+TEST(Sizing, TheHostPoolHoldsWholeBlocks) {
+  Options options = four_workers();
+  EXPECT_EQ(size_everything(options, model_of(8)).value().arenas.host_bytes(), 0);
+  options.host_bytes = int64_t{640} * 28 * 512 * 8 + 1;  // ten blocks, and a byte
+  options.host_write = controlplane::HostWrite::kThrough;
+  const Sizing sizing = size_everything(options, model_of(8)).value();
+  EXPECT_EQ(sizing.arenas.host_pages.entries, 80);
+  EXPECT_EQ(sizing.arenas.host_bytes(), options.host_bytes - 1);
+  EXPECT_EQ(sizing.limits.host_pages[0], 80);
+  EXPECT_EQ(sizing.limits.host_write, controlplane::HostWrite::kThrough);
+  options.host_bytes = 1000;
+  const auto refused = size_everything(options, model_of(8));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().field, "--host-pool");
+  EXPECT_EQ(refused.error().message, "1000 B do not hold one block of 7.0 MiB");
+}
+
 // Blocks of one format never stand for blocks of another.
 TEST(Sizing, EveryCacheFormatHasItsOwnName) {
   std::set<std::string> names;

@@ -1,7 +1,8 @@
 // Goal: real weftd and workers give every stream the tokens that the hash model's oracle computes, with
 // groupings, splits, mechanisms and drafts of every kind side by side, two tenants that share prompts, prefix
-// hits, regroups in flight, cancels, and workers that are killed, over a pool that holds few of them. Method:
-// streams drawn from a printed seed; every token is compared as it comes.
+// hits, regroups in flight, cancels, and workers that are killed, over a pool that holds few of them, with a
+// host pool behind it or none. Method: streams drawn from a printed seed; every token is compared as it
+// comes.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -35,6 +36,7 @@ struct Setting {
   const char* cache_dtype;
   const char* step_rows = "64";
   bool spare = false;
+  const char* host_write = "";  // empty: no host pool
 };
 void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
 
@@ -194,6 +196,8 @@ TEST_P(Hash, EveryTokenIsTheOracles) {
                                         "--threads-per-worker",
                                         "1"};
   if (s.spare) arguments.push_back("--spare");
+  const bool host = *s.host_write != 0;
+  if (host) arguments.insert(arguments.end(), {"--host-pool", "64MiB", "--host-write", s.host_write});
   Daemon daemon(arguments, model);
   ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
   auto client = daemon.client();
@@ -242,6 +246,12 @@ TEST_P(Hash, EveryTokenIsTheOracles) {
       ended, static_cast<unsigned long long>(tokens), static_cast<unsigned long long>(cached),
       static_cast<unsigned long long>(accepted), static_cast<long long>(regroups_),
       static_cast<long long>(cancels_), static_cast<long long>(kills_));
+  const wire::HostPoolStatus pool = daemon.status().host_pool();
+  std::printf("host pool: %llu bytes spilled, %llu loaded, %llu prompt tokens\n",
+              static_cast<unsigned long long>(pool.spilled_bytes()),
+              static_cast<unsigned long long>(pool.loaded_bytes()),
+              static_cast<unsigned long long>(pool.hit_tokens()));
+  EXPECT_EQ(pool.loaded_bytes() > 0, host);
   EXPECT_EQ(ended, kStreams);
   EXPECT_GT(cached, 0u);
   EXPECT_GT(accepted, 0u);
@@ -256,13 +266,16 @@ TEST_P(Hash, EveryTokenIsTheOracles) {
   EXPECT_EQ(daemon.leftovers(), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Settings, Hash,
-    testing::Values(Setting{"Grouped2", 2, "grouped", "f32"}, Setting{"Grouped4", 4, "grouped", "fp8"},
-                    Setting{"Grouped8", 8, "grouped", "bf16", "33"}, Setting{"Mla4", 4, "mla", "fp8_ds_mla"},
-                    Setting{"Dsa2", 2, "dsa", "f32", "256"}, Setting{"Dsa4", 4, "dsa", "fp8_ds_mla"},
-                    Setting{"Dsa8", 8, "dsa", "bf16"}, Setting{"Spare4", 4, "grouped", "f32", "64", true}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Settings, Hash,
+                         testing::Values(Setting{"Grouped2", 2, "grouped", "f32"},
+                                         Setting{"Grouped4", 4, "grouped", "fp8", "64", false, "back"},
+                                         Setting{"Grouped8", 8, "grouped", "bf16", "33"},
+                                         Setting{"Mla4", 4, "mla", "fp8_ds_mla", "64", false, "through"},
+                                         Setting{"Dsa2", 2, "dsa", "f32", "256"},
+                                         Setting{"Dsa4", 4, "dsa", "fp8_ds_mla"},
+                                         Setting{"Dsa8", 8, "dsa", "bf16", "64", false, "back"},
+                                         Setting{"Spare4", 4, "grouped", "f32", "64", true, "back"}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace weft::integration

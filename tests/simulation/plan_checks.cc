@@ -58,7 +58,9 @@ void PlanChecks::check_form(const Plan& plan) {
     core_.coverage.mark(Mark::kFullHits) += span.no_write ? 1 : 0;
     core_.coverage.mark(Mark::kInputRefs) += span.has_input_ref ? 1 : 0;
   }
-  expect(!plan.spans.empty() || (!plan.copies.empty() && core_.changing()), "it is empty");
+  expect(!plan.spans.empty() || !plan.loads.empty() || !plan.spills.empty() ||
+             (!plan.copies.empty() && core_.changing()),
+         "it is empty");
   expect(plan.spans.empty() || !core_.changing(), "it has rows while the ranks change");
   expect(plan.ranks == core_.topology, "other ranks than those of the topology");
   expect(prefill + decode <= limits.max_step_rows, "too many rows");

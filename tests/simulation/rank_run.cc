@@ -110,6 +110,15 @@ bool Workers::RankRun::copies() {
     if (!may_write()) return false;
     w.page(copy.stream, copy.to_rank, copy.to_page) = w.page(copy.stream, copy.from_rank, copy.from_page);
   }
+  for (const bool load : {true, false}) {
+    for (const HostCopy& copy : load ? plan().loads : plan().spills) {
+      if ((e.ranks.contains(copy.rank) ? copy.rank : e.ranks.rank(0)) != rank) continue;
+      if (!may_write()) return false;
+      Page& own = w.page(copy.stream, copy.rank, copy.page);
+      Page& host = w.host_[static_cast<size_t>(copy.stream)].at(number(copy.host_page));
+      (load ? own : host) = load ? host : own;
+    }
+  }
   return true;
 }
 

@@ -16,6 +16,9 @@ Workers::Workers(const Limits& limits, Verdict verdict)
           static_cast<size_t>(limits.uses(stream) ? limits.pages(stream, rank) : 0),
           Page(static_cast<size_t>(limits.geometry.block_tokens)));
     }
+    host_[static_cast<size_t>(stream)].resize(
+        static_cast<size_t>(limits.host_pages[static_cast<size_t>(stream)]),
+        Page(static_cast<size_t>(limits.geometry.block_tokens)));
   }
 }
 
@@ -59,7 +62,7 @@ void Workers::publish(std::shared_ptr<const Plan> plan) {
         !shared || (wide && ((span.grouping.c > 1 && !span.replicate_query) || span.index_c > 1));
     entry.passes_partials |= span.pass_query || (wide && (span.grouping.c > 1 || span.index_c > 1));
   }
-  entry.passes_copies = !plan->copies.empty();
+  entry.passes_copies = !plan->copies.empty() || plan->spans.empty();
   entry.ranks = kv::Topology(plan->ranks);
   entry.owners = kv::split_rows(owned, limits_.index_topk, entry.ranks.count());
   for (int rank = 0; rank < limits_.rank_count; ++rank) {

@@ -125,6 +125,7 @@ class Workers {
   Verdict verdict_;
   hash::Shape shape_;
   std::array<std::vector<std::vector<Page>>, kv::kStreams> pools_;
+  std::array<std::vector<Page>, kv::kStreams> host_;
   std::vector<Table> tables_;
   std::map<std::pair<StepId, uint32_t>, uint32_t> token_table_;
   std::map<RequestId, Truth> truths_;

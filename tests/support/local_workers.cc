@@ -71,6 +71,10 @@ LocalWorkers::LocalWorkers(const LocalModel& model, const LocalOptions& options)
     std::memset(memory_.back().data(), 0xff, bytes);
     pools_.emplace_back(memory_.back().data(), geometry_, options.pool);
   }
+  const size_t host_bytes = kv::pool_bytes(geometry_, options.host);
+  memory_.push_back(anonymous(host_bytes));
+  if (host_bytes > 0) std::memset(memory_.back().data(), 0xff, host_bytes);
+  host_ = kv::PagePool(memory_.back().data(), geometry_, options.host);
   for (int rank = 0; rank < options.rank_count; ++rank) {
     auto state = std::make_unique<Rank>();
     state->pool = std::make_unique<worker::ThreadPool>(options.threads);
@@ -91,6 +95,7 @@ worker::RunnerSetup LocalWorkers::setup_of(int rank) {
   setup.topology = topology_;
   setup.control = control_.get();
   setup.pools = pools_;
+  setup.host = host_;
   setup.exchange = ranks_[static_cast<size_t>(rank)]->exchange.get();
   setup.parallel = ranks_[static_cast<size_t>(rank)]->pool.get();
   setup.on_logits = [this](uint64_t request, int64_t position, std::span<const float> logits) {

@@ -35,6 +35,7 @@ struct LocalOptions {
   int64_t block_tokens = 64;
   int64_t max_step_rows = 2048;
   kv::PoolPages pool;  // per rank
+  kv::PoolPages host;  // none: no host pool
   int64_t table_count = 64;
   int64_t table_blocks = 512;
   int threads = 1;  // per rank
@@ -49,6 +50,7 @@ class LocalWorkers {
   const LocalOptions& options() const { return options_; }
   const kv::CacheGeometry& geometry() const { return geometry_; }
   const LocalModel& model() const { return model_; }
+  kv::PagePool& host() { return host_; }
   kv::PagePool& pool(int rank) { return pools_[static_cast<size_t>(rank)]; }
 
   // A new epoch, in which these ranks take part; at first all do.
@@ -76,6 +78,7 @@ class LocalWorkers {
   std::vector<kv::Mapping> memory_;
   std::unique_ptr<kv::ControlArena> control_;
   std::vector<kv::PagePool> pools_;
+  kv::PagePool host_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   kv::Topology topology_;
   Epoch epoch_{0};

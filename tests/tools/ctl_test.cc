@@ -293,6 +293,9 @@ wire::StatusReply some_status() {
   status.set_index("copied");
   status.set_block_tokens(64);
   status.set_pool_tokens(64000);
+  status.mutable_host_pool()->set_write("back");
+  status.mutable_host_pool()->set_hit_tokens(640);
+  status.mutable_host_pool()->mutable_entries()->set_pages(7);
   auto& pool = *status.add_pools();
   pool.set_rank(3);
   pool.mutable_entries()->set_pages(1000);
@@ -327,7 +330,8 @@ TEST(Status, TableAndJsonShowTheSameReply) {
   for (const char* text :
        {"ready", "recall (glm_moe_dsa)", "prefill zigzag, decode dcp(4), index copied", "1,000",
         "64,000 tokens per rank", "64.0 KiB", "rows", "3.0 MiB", "5 finished, 2 cancelled, 0 failed",
-        "5,120 of prompts computed, 3,000 from the prefix cache"}) {
+        "5,120 of prompts computed, 3,000 from the prefix cache",
+        "written back, 0 B spilled, 0 B loaded, 640 tokens of prompts"}) {
     EXPECT_THAT(table.out, HasSubstr(text));
   }
   EXPECT_THAT(table.out, Not(HasSubstr("\033"))) << "not a terminal";
@@ -339,6 +343,8 @@ TEST(Status, TableAndJsonShowTheSameReply) {
   EXPECT_EQ(status["state"], "ready");
   EXPECT_EQ(status["uptime_ns"].get<uint64_t>(), uint64_t{1} << 62);
   EXPECT_EQ(status["pools"][0]["entries"]["free"], 990);
+  EXPECT_EQ(status["host_pool"]["hit_tokens"], 640);
+  EXPECT_EQ(status["host_pool"]["entries"]["pages"], 7);
   EXPECT_TRUE(status["pools"][0]["index_keys"].is_null());
   EXPECT_EQ(status["failed"], 0) << "fields at their default are there";
 }

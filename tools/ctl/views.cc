@@ -34,6 +34,13 @@ std::string drafting(const wire::StatusReply& status) {
   return ", drafts by " + status.speculative() + " (" + std::to_string(status.draft_tokens()) + ")";
 }
 
+std::string host_text(const wire::StatusReply& status) {
+  if (!status.has_host_pool()) return "";
+  const wire::HostPoolStatus& host = status.host_pool();
+  return "written " + host.write() + ", " + bytes(host.spilled_bytes()) + " spilled, " +
+         bytes(host.loaded_bytes()) + " loaded, " + count(host.hit_tokens()) + " tokens of prompts";
+}
+
 std::string pools_text(const wire::StatusReply& status, const Terminal& terminal) {
   if (status.pools().empty()) return "";
   Table table({{"rank", true},
@@ -44,16 +51,17 @@ std::string pools_text(const wire::StatusReply& status, const Terminal& terminal
                {"in flight", true},
                {"free", true},
                {"page", true}});
+  const auto add = [&](const std::string& where, const char* name, const wire::StreamPool& stream) {
+    if (stream.pages() == 0) return;
+    table.add({where, name, count(stream.pages()), count(stream.used()), count(stream.cached()),
+               count(stream.in_flight()), count(stream.free()), bytes(stream.page_bytes())});
+  };
   for (const auto& pool : status.pools()) {
-    const auto add = [&](const char* name, const wire::StreamPool& stream) {
-      if (stream.pages() == 0) return;
-      table.add({std::to_string(pool.rank()), name, count(stream.pages()), count(stream.used()),
-                 count(stream.cached()), count(stream.in_flight()), count(stream.free()),
-                 bytes(stream.page_bytes())});
-    };
-    add("entries", pool.entries());
-    add("index keys", pool.index_keys());
+    add(std::to_string(pool.rank()), "entries", pool.entries());
+    add(std::to_string(pool.rank()), "index keys", pool.index_keys());
   }
+  add("host", "entries", status.host_pool().entries());
+  add("host", "index keys", status.host_pool().index_keys());
   return table.text(terminal);
 }
 
@@ -266,6 +274,7 @@ std::string status_view(const wire::StatusReply& status, const Terminal& termina
        {"steps", count(status.steps())},
        {"block", std::to_string(status.block_tokens()) + " tokens"},
        {"pool", status.pool_tokens() > 0 ? count(status.pool_tokens()) + " tokens per rank" : ""},
+       {"host pool", host_text(status)},
        {"clients", status.client_endpoint()},
        {"state folder", status.state_folder()}},
       terminal);

@@ -102,7 +102,7 @@ std::vector<int> by_group(const std::vector<SpanRoute>& spans) {
 Result<StepLayout> StepLayout::make(const wire::StepPlan& plan, int64_t index_topk, int rank_count) {
   StepLayout layout;
   layout.rank_count_ = rank_count;
-  layout.has_copies_ = plan.copies_size() > 0;
+  layout.has_copies_ = plan.copies_size() > 0 || plan.spans_size() == 0;
   layout.home_.resize(static_cast<size_t>(rank_count));
   for (int i = 0; i < plan.spans_size(); ++i) {
     TRY(SpanRoute span, make_span(plan.spans(i), i, rank_count));

@@ -295,8 +295,12 @@ Result<void> AttentionPhase::run(int64_t layer) {
   const LayerWeights& w = state.weights.layers[static_cast<size_t>(layer)];
   const Indexer indexer = state.config.layers[static_cast<size_t>(layer)].indexer;
   const auto point = static_cast<int>(layer);
+  // Keys of an index in parts are scored before the exchange point; all else is read after it.
+  const bool offers = indexer == Indexer::kFull && state.layout.split_count() > 0;
+  if (offers) TRY_VOID(state.await_loads(layer));
   work.ends->project(layer);
   state.ended(Stage::kProject);
+  if (!offers) TRY_VOID(state.await_loads(layer));
   if (state.layout.passes_entries(indexer)) {
     work.publish_queries();
     work.pass_query.publish(work.ends->whole_query());

@@ -3,6 +3,18 @@
 #include <algorithm>
 
 namespace weft::worker {
+namespace {
+
+std::unique_ptr<PageMover> make_mover(const RunnerSetup& setup) {
+  if (setup.host.pages().entries == 0) return nullptr;
+  MoverSetup mover{setup.pools, setup.host, {}, setup.cores};
+  for (const LayerConfig& layer : setup.config->layers) {
+    mover.keeps_index.push_back(layer.indexer == Indexer::kFull ? 1 : 0);
+  }
+  return std::make_unique<PageMover>(std::move(mover));
+}
+
+}  // namespace
 
 StepState::StepState(RunnerSetup given)
     : setup(std::move(given)),
@@ -14,7 +26,8 @@ StepState::StepState(RunnerSetup given)
                                           : kv::Topology::of_all(static_cast<int>(setup.pools.size()))),
       rank(topology.place(setup.rank)),
       rank_count(topology.count()),
-      geometry(config.cache_geometry(setup.cache, setup.block_tokens)) {}
+      geometry(config.cache_geometry(setup.cache, setup.block_tokens)),
+      mover(make_mover(setup)) {}
 
 std::vector<kv::Range> StepState::attended() const {
   std::vector<kv::Range> ranges;

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "kv/meter.h"
 #include "proto/vocab/units.h"
 #include "worker/comm/routes.h"
+#include "worker/page_mover.h"
 #include "worker/step_runner.h"
 
 namespace weft::worker {
@@ -55,6 +57,13 @@ struct StepState {
   }
   const kv::PagePool& pool_at(int place) const {
     return setup.pools[static_cast<size_t>(topology.rank(place))];
+  }
+
+  // Copies between this rank's pool and the host pool; null without one.
+  const std::unique_ptr<PageMover> mover;
+  // Before cached bytes of a layer are read, or offered to other ranks.
+  Result<void> await_loads(int64_t layer) {
+    return mover == nullptr ? Result<void>() : mover->wait_layer(layer, exchange.deadline());
   }
 
   // Of the step being run.
