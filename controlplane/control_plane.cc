@@ -361,6 +361,10 @@ PrefixCache::Match ControlPlane::pinnable(RequestId id) {
 }
 
 void ControlPlane::on(Time now, const PinRequested& event, Notices& notices) {
+  if (change_) {  // what nobody used when blocks moved may have been left behind
+    change_->deferred.push_back(event);
+    return;
+  }
   constexpr size_t kPinsMax = 1024;
   PinNotice notice{event.command, 0, error(ErrorCode::kOk, "")};
   const PrefixCache::Match found = pinnable(event.request);

@@ -102,7 +102,9 @@ void ControlPlane::end_change(Time now, Error failure, Notices& notices) {
     notice.blocks_dropped = done.blocks_dropped;
   }
   notices.emplace_back(std::move(notice));
-  for (const RegroupRequested& event : done.deferred) on(now, event, notices);
+  for (const auto& event : done.deferred) {
+    std::visit([&](const auto& e) { on(now, e, notices); }, event);
+  }
 }
 
 // ---- a place and room for everybody

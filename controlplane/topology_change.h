@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "controlplane/event.h"
@@ -46,7 +47,7 @@ struct TopologyChange {
   size_t strays_done = 0;
   std::optional<Plan> plan;  // made, not taken yet
   int64_t bytes_moved = 0, sequences_moved = 0, blocks_moved = 0, blocks_dropped = 0;
-  std::vector<RegroupRequested> deferred;  // that came meanwhile
+  std::vector<std::variant<RegroupRequested, PinRequested>> deferred;  // that came meanwhile
 };
 
 }  // namespace weft::controlplane
