@@ -32,7 +32,10 @@ class Fleet {
   // These ranks take part in the next epoch; the present one ends.
   void set_topology(RankMask ranks);
   RankMask topology() const { return topology_; }
-  bool waits(int rank) const { return ranks_[static_cast<size_t>(rank)].state == State::kWaiting; }
+  bool waits(int rank) const {
+    const Rank& own = ranks_[static_cast<size_t>(rank)];
+    return own.state == State::kWaiting && own.wanted;
+  }
 
   // ---- acts; false: there was nothing to do
   bool stop_worker(int rank);  // of a rank that takes no part
