@@ -289,8 +289,8 @@ void World::settle() {
 
 // The workers are stopped, some of them while they die or come back.
 void World::finish_workers(Draw& draw) {
-  constexpr std::array kFaults = {ActKind::kKill, ActKind::kReap, ActKind::kReap,      ActKind::kStall,
-                                  ActKind::kWait, ActKind::kLoad, ActKind::kSpawnFails};
+  constexpr std::array kFaults = {ActKind::kKill, ActKind::kReap, ActKind::kReap,       ActKind::kStall,
+                                  ActKind::kWait, ActKind::kLoad, ActKind::kSpawnFails, ActKind::kStopWorker};
   for (int64_t i = draw.below(40); i > 0; --i) apply({draw.one_of(kFaults), draw.random.next()});
   fleet_.stop();
   for (int64_t i = 0; i < 5000 && !fleet_.stopped(); ++i)
