@@ -157,7 +157,10 @@ void ControlPlane::find_strays() {
   for (const BlockId id :
        blocks_where(memory_, [&](const BlockPart& part) { return (part.valid & stay) == 0; })) {
     const Block& block = memory_.block(id);
-    if (block.run != kNoRun) change_->strays.push_back({id, block.serial, block.index});
+    if (block.run == kNoRun) continue;
+    TopologyChange::Stray stray{id, block.serial, block.index, {}};
+    for (const BlockPart& part : block.parts) stray.held.push_back(part.holders());
+    change_->strays.push_back(std::move(stray));
   }
   // Beginnings first: without them nothing behind is found.
   std::sort(change_->strays.begin(), change_->strays.end(), [](const auto& a, const auto& b) {
@@ -272,6 +275,17 @@ void ControlPlane::undo_moves() {
 // came to a rank that was to join.
 void ControlPlane::drop_moved() {
   const RankMask joining = change_->after.ranks() & ~change_->before.ranks();
+  // Copies of blocks that nobody uses can be evicted; those of pinned ones took room that was others'.
+  for (const TopologyChange::Stray& stray : change_->strays) {
+    const Block* block = memory_.find_block(stray.block, stray.serial);
+    if (block == nullptr || !memory_.used(*block)) continue;
+    for (int part = 0; part < memory_.parts(); ++part) {
+      const RankMask held = stray.held[static_cast<size_t>(part)];
+      if ((block->part(part).valid & held) == 0) continue;
+      for_each_rank(block->part(part).holders() & ~held,
+                    [&](int rank) { memory_.drop(stray.block, part, rank); });
+    }
+  }
   std::map<std::pair<BlockId, int>, RankMask> wanted;
   for (const Sequence* sequence : running_) {
     memory_.for_each(sequence->blocks, 0, [&](const Block& block) {

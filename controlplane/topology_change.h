@@ -36,6 +36,7 @@ struct TopologyChange {
     BlockId block{};
     uint64_t serial = 0;
     int64_t index = 0;
+    std::vector<RankMask> held;  // before, by part
   };
 
   uint64_t command = 0;
