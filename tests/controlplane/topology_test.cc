@@ -291,6 +291,40 @@ TEST_F(TopologyTest, ARegroupMeanwhileComesAfterIt) {
   h().expect_right(id);
 }
 
+TEST_F(TopologyTest, APinMeanwhileComesAfterIt) {
+  make(4, 200);
+  const RequestId ended = h().submit(text(9, 64), 2, wish(kv::DecodeKind::kDp));
+  h().run_all();
+  h().submit(text(4, 60), 12);
+  ASSERT_TRUE(h().plan().has_value());  // in flight: the change waits for it
+  change(3, false);
+  h().feed(PinRequested{8, ended});
+  EXPECT_TRUE(h().pins.empty()) << "its blocks may just be left behind";
+  run_change();
+  ASSERT_EQ(h().pins.size(), 1u);
+  EXPECT_EQ(h().pins[0].error.code, ErrorCode::kOk) << h().pins[0].error.text();
+  EXPECT_EQ(h().plane.pinned_blocks(), 16);
+}
+
+// Other requests count on the room that copies of pinned blocks took on the way.
+TEST_F(TopologyTest, AChangeThatFailsGivesBackWhatPinnedBlocksTook) {
+  make(4, 40);
+  const RequestId ended = h().submit(text(9, 64), 2, wish(kv::DecodeKind::kDcp, 4, kv::IndexKind::kSplit));
+  h().run_all();
+  h().feed(PinRequested{8, ended});
+  ASSERT_EQ(h().pins.at(0).error.code, ErrorCode::kOk);
+  std::array<int64_t, 4> before{};
+  for (int rank = 0; rank < 4; ++rank) before[static_cast<size_t>(rank)] = used(rank);
+  change(1, false);
+  const auto plan = h().plan();
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_FALSE(plan->copies.empty());
+  h().in_flight.clear();
+  h().feed(PlansAbandoned{});
+  EXPECT_EQ(h().plane.limits().active().ranks(), 0b1111u);
+  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(used(rank), before[static_cast<size_t>(rank)]) << rank;
+}
+
 TEST_F(TopologyTest, ARequestMayEndWhileItMoves) {
   make(4, 200);
   const auto ids = submit_all();
