@@ -135,9 +135,7 @@ class Hash : public testing::TestWithParam<Setting> {
       const wire::ControlReply reply = daemon.control(request);
       for (const auto& outcome : reply.regroup().outcomes()) regroups_ += outcome.has_error() ? 0 : 1;
     } else if (draw < 56) {
-      const auto workers = daemon.workers();
-      const auto pid = static_cast<pid_t>(workers[random_.below(workers.size())].pid());
-      if (pid != 0) kills_ += ::kill(pid, SIGKILL) == 0 ? 1 : 0;
+      kill_worker(daemon);
     } else if (draw < 58 && GetParam().spare) {
       kill_spare(daemon);
     } else if (draw < 66 && !open.empty()) {
@@ -149,8 +147,23 @@ class Hash : public testing::TestWithParam<Setting> {
     }
   }
 
-  // The one that was started last; it may be a rank by now.
+  // Not before a step was done since the last one: a request that loses its workers four times in one step is
+  // given up, and rightly.
+  void kill_worker(Daemon& daemon) {
+    const uint64_t steps = daemon.status().steps();
+    if (steps <= steps_at_kill_) return;
+    const auto workers = daemon.workers();
+    const auto pid = static_cast<pid_t>(workers[random_.below(workers.size())].pid());
+    if (pid == 0 || ::kill(pid, SIGKILL) != 0) return;
+    steps_at_kill_ = steps;
+    ++kills_;
+  }
+
+  // The one that was started last; it may be a rank by now, and then it counts as one.
   void kill_spare(Daemon& daemon) {
+    const uint64_t steps = daemon.status().steps();
+    if (steps <= steps_at_kill_) return;
+    steps_at_kill_ = steps;
     const std::string log = daemon.log(), event = "\"event\":\"spare_spawned\",\"pid\":";
     const size_t at = log.rfind(event);
     if (at == std::string::npos) return;
@@ -165,6 +178,7 @@ class Hash : public testing::TestWithParam<Setting> {
   Shape shape_;
   SplitMix64 random_{0};
   int64_t regroups_ = 0, kills_ = 0, cancels_ = 0;
+  uint64_t steps_at_kill_ = 0;
 };
 
 TEST_P(Hash, EveryTokenIsTheOracles) {
