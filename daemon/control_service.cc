@@ -283,6 +283,7 @@ wire::ControlReply ControlService::workers() const {
     to->set_steps(metrics.steps);
     to->set_compute_ns(metrics.compute_ns);
     to->set_wait_ns(metrics.wait_ns);
+    to->set_gap_ns(metrics.gap_ns);
   }
   return reply;
 }

@@ -280,10 +280,10 @@ void Engine::finish_done_steps() {
 void Engine::finish_step(InFlight& flight) {
   ++metrics_.steps;
   listener_.step_done();
-  meter(flight);
+  const Duration gap = meter(flight);
   const Time now = loop_.now();
   // A plan waits in the ring while the one before it runs.
-  book_.step_done(flight.plan, now - std::max(flight.published, std::exchange(last_done_, now)), now);
+  book_.step_done(flight.plan, now - std::max(flight.published, std::exchange(last_done_, now)), now, gap);
   controlplane::for_each_rank(flight.plan.ranks, [&](int rank) {
     controlplane::StepAcknowledged event{flight.plan.step, rank, {}};
     for (const wire::SampledToken& sample : flight.results[static_cast<size_t>(rank)]->samples()) {
@@ -321,13 +321,17 @@ void Engine::tell_digests(const InFlight& flight, const std::vector<controlplane
   });
 }
 
-void Engine::meter(const InFlight& flight) {
+// Returns the gap before the step: the mean of its ranks.
+Duration Engine::meter(const InFlight& flight) {
+  uint64_t gaps = 0;
   controlplane::for_each_rank(flight.plan.ranks, [&](int rank) {
     const wire::StepResult& result = *flight.results[static_cast<size_t>(rank)];
     auto& own = metrics_.ranks[static_cast<size_t>(rank)];
     ++own.steps;
     own.compute_ns += result.compute_ns();
     own.wait_ns += result.wait_ns();
+    own.gap_ns += result.gap_ns();
+    gaps += result.gap_ns();
     for (const wire::SpanMeter& line : result.meters()) {
       kv::CrossedBytes bytes;
       for (int kind = 0; kind < line.crossed_size(); ++kind) {
@@ -341,6 +345,7 @@ void Engine::meter(const InFlight& flight) {
       }
     }
   });
+  return Duration(gaps / static_cast<uint64_t>(rank_count_of(flight.plan.ranks)));
 }
 
 // ---- watching

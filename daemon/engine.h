@@ -50,7 +50,7 @@ struct EngineMetrics {
   uint64_t token_mismatches = 0;  // our bug, see above
   kv::CrossedBytes crossed;
   struct Rank {
-    uint64_t steps = 0, compute_ns = 0, wait_ns = 0;
+    uint64_t steps = 0, compute_ns = 0, wait_ns = 0, gap_ns = 0;
   };
   std::array<Rank, kMaxRanks> ranks{};
 };
@@ -108,7 +108,7 @@ class Engine {
   void finish_done_steps();
   void finish_step(InFlight& flight);
   void tell_digests(const InFlight& flight, const std::vector<controlplane::Notice>& notices);
-  void meter(const InFlight& flight);
+  Duration meter(const InFlight& flight);
   void look();
   int ranks() const { return plane_.limits().rank_count; }  // that there may be
 

@@ -40,6 +40,7 @@ void fill_decodes(const RequestRecord& record, Time end, int rank_count, wire::T
     line->set_tokens(as_unsigned(phase.tokens));
     line->set_time_ns(as_unsigned(std::max<int64_t>(0, (std::min(next, end) - phase.began).count())));
     line->set_step_ns(as_unsigned(phase.step_ns));
+    line->set_gap_ns(as_unsigned(phase.gap_ns));
     fill_crossed(phase.crossed, line->mutable_crossed());
     crossed += phase.crossed;
     steps += phase.steps;
@@ -136,7 +137,7 @@ void RequestBook::moved(RequestId request, const kv::CrossedBytes& bytes) {
       bytes[kv::CrossKind::kHost];  // loaded before its first rows
 }
 
-void RequestBook::step_done(const controlplane::Plan& plan, Duration took, Time now) {
+void RequestBook::step_done(const controlplane::Plan& plan, Duration took, Time now, Duration gap) {
   std::set<RequestId> counted;
   for (const controlplane::Span& span : plan.spans) {
     RequestRecord* record = find(span.request);
@@ -154,6 +155,8 @@ void RequestBook::step_done(const controlplane::Plan& plan, Duration took, Time 
       DecodePhase& phase = decode_phase(*record, ran);
       ++phase.steps;
       phase.step_ns = took.count();
+      phase.gap_ns += gap.count();
+      if (!record->last_decoded) record->switch_gap_ns = gap.count();
       record->last_decoded = now;
     }
   }
@@ -214,6 +217,7 @@ void fill_trace(const RequestRecord& record, const StoredBytes& stored, bool cha
   fill_stored(stored, rank_count, to->mutable_stored());
   fill_crossed(record.prefill_crossed, to->mutable_prefill_crossed());
   fill_decodes(record, end, rank_count, to);
+  to->set_switch_gap_ns(as_unsigned(record.switch_gap_ns));
   to->set_switch_bytes(as_unsigned(record.switch_bytes));
   to->set_regroup_bytes(as_unsigned(record.regroup_bytes));
   to->set_regroups(as_unsigned(record.regroups));

@@ -43,6 +43,7 @@ struct DecodePhase {
   Time began{};  // the end of the step before
   int64_t steps = 0, tokens = 0;
   int64_t step_ns = 0;  // its latest step
+  int64_t gap_ns = 0;   // between a step and the one before, mean of the ranks; of all its steps
   kv::CrossedBytes crossed;
 };
 
@@ -62,6 +63,7 @@ struct RequestRecord {
   std::vector<DecodePhase> decodes;  // in order; the first token comes from prefill
   std::optional<RanUnder> last_ran;  // in its latest step
   std::optional<Time> last_decoded;  // end of its latest decode step
+  int64_t switch_gap_ns = 0;  // before its first decode step
   int64_t switch_bytes = 0;   // copies between the last prefill step and the end of the first decode step
   int64_t regroup_bytes = 0;  // copies for it, all told
   int64_t regroups = 0;       // changes between two of its steps
@@ -88,7 +90,8 @@ class RequestBook {
   void moved(RequestId request, const kv::CrossedBytes& bytes);
   // How many ranks take part in the plans from now on.
   void set_places(int places) { places_ = places; }
-  void step_done(const controlplane::Plan& plan, Duration took, Time now);
+  // `gap`: how long the ranks had nothing to do before it, on average.
+  void step_done(const controlplane::Plan& plan, Duration took, Time now, Duration gap = {});
   // How the drafts of the step just done fared.
   void drafts(const controlplane::DraftNotice& notice);
   // A token that the step just done gave out.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <initializer_list>
 #include <map>
+#include <optional>
 
 #include "kernels/attention.h"
 #include "worker/model/attention.h"
@@ -61,6 +62,7 @@ struct StepRunner::State {
         head(step),
         draft(step, attention, feed_forward, head) {}
 
+  std::optional<std::pair<Epoch, Time>> last_done;
   StepState step;
   AttentionPhase attention;
   FeedForwardPhase feed_forward;
@@ -179,6 +181,8 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
   wire::StepResult result;
   result.set_step(plan.step());
   result.set_rank(static_cast<uint32_t>(step.setup.rank));
+  if (state_->last_done && state_->last_done->first == epoch)
+    result.set_gap_ns(static_cast<uint64_t>((begin - state_->last_done->second).count()));
   kv::RankState& progress = step.setup.control->rank_state(step.setup.rank);
   progress.step_low.store(static_cast<uint32_t>(plan.step()), std::memory_order_relaxed);
   const MoverGuard guard{step.mover.get()};
@@ -195,7 +199,9 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
   CHECK_EQ(static_cast<int64_t>(result.exchanges()), exchanges);
   const Duration waited = step.exchange.waited() - waited_before;
   result.set_wait_ns(static_cast<uint64_t>(waited.count()));
-  result.set_compute_ns(static_cast<uint64_t>((monotonic_now() - begin - waited).count()));
+  const Time end = monotonic_now();
+  result.set_compute_ns(static_cast<uint64_t>((end - begin - waited).count()));
+  state_->last_done = {epoch, end};
   progress.step_low.store(0, std::memory_order_relaxed);
   return result;
 }

@@ -183,6 +183,12 @@ double DaemonProcess::cpu_seconds() const {
   return seconds;
 }
 
+std::vector<pid_t> DaemonProcess::processes() const {
+  std::vector<pid_t> all{pid_};
+  all.insert(all.end(), workers_.begin(), workers_.end());
+  return all;
+}
+
 Result<void> DaemonProcess::stop() {
   client_.reset();
   if (pid_ == 0) return explain(error(ErrorCode::kIo, "weftd had ended: " + how(status_)));

@@ -35,6 +35,8 @@ class DaemonProcess {
   Result<wire::ControlReply> control(wire::ControlRequest request) const;
   // CPU time that the daemon and its workers have used up to now.
   double cpu_seconds() const;
+  // The daemon's, then its workers' as they were at the start.
+  std::vector<pid_t> processes() const;
   // Politely; kIo if it does not exit with 0.
   Result<void> stop();
   // The failure, with the last lines of the log.

@@ -142,10 +142,10 @@ TEST(RequestBook, TraceOfARequestFromQueueToEnd) {
   book.planned(decode, Time{210});
   book.crossed(decode.spans[0], copies);  // this is the switch's
   book.crossed(decode.spans[0], rows);
-  book.step_done(decode, Duration(30), Time{240});
+  book.step_done(decode, Duration(30), Time{240}, Duration(7));
   book.token({id, 1, 5}, Time{240});
   book.crossed(decode.spans[0], copies);  // a later change of mind
-  book.step_done(decode, Duration(40), Time{280});
+  book.step_done(decode, Duration(40), Time{280}, Duration(5));
   book.token({id, 2, 5}, Time{280});
   auto end = end_of(id, 3);
   end.stored[0][1] = 4096;
@@ -167,6 +167,8 @@ TEST(RequestBook, TraceOfARequestFromQueueToEnd) {
   ASSERT_EQ(trace.decodes_size(), 1);
   EXPECT_EQ(trace.decodes(0).decode(), "tp");
   EXPECT_EQ(trace.decodes(0).step_ns(), 40u);
+  EXPECT_EQ(trace.decodes(0).gap_ns(), 12u);
+  EXPECT_EQ(trace.switch_gap_ns(), 7u);
   EXPECT_EQ(trace.regroups(), 0u);
   EXPECT_FALSE(trace.change_waits());
   ASSERT_EQ(trace.stored_size(), 2);

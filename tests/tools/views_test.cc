@@ -39,6 +39,7 @@ wire::ExplainReply some_explain(const char* state) {
   trace.add_prefill_ran("none");
   trace.set_prefill_steps(1);
   trace.set_prefill_ns(1'000'000'000);
+  trace.set_switch_gap_ns(12'000);
   for (const char* decode : {"tp", "dcp(4)"}) {
     auto& cost = *reply.add_costs();
     cost.set_decode(decode);
@@ -65,7 +66,7 @@ TEST(Explain, OneLineForEachGroupingItDecodedUnder) {
                               "The first token of an answer comes from prefill"));
   EXPECT_THAT(view, HasSubstr("regrouped  once, 45.0 MiB moved\n"));
   EXPECT_THAT(view, HasSubstr("asked for  prefill zigzag, decode dcp(4), index split"));
-  EXPECT_THAT(view, HasSubstr("0 B moved between the last prefill and the first decode step"));
+  EXPECT_THAT(view, HasSubstr("0 B moved between the last prefill and the first decode step, 12 µs apart"));
   EXPECT_THAT(view, HasSubstr("Groupings it could have (* now)"));
   EXPECT_THAT(view, HasSubstr("a change moves"));
   EXPECT_THAT(view, HasSubstr("25 ms")) << "the step time of a grouping that it has left";

@@ -359,7 +359,8 @@ std::string explain_view(const wire::ExplainReply& reply, const Terminal& termin
   const auto& status = reply.status();
   const auto& trace = reply.trace();
   const std::string moved_at_switch =
-      bytes(trace.switch_bytes()) + " moved between the last prefill and the first decode step";
+      bytes(trace.switch_bytes()) + " moved between the last prefill and the first decode step, " +
+      human_time(trace.switch_gap_ns()) + " apart";
   std::string out =
       facts({{"request", std::to_string(status.request())},
              {"state", state_cell(status.state())},
