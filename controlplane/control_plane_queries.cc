@@ -155,6 +155,12 @@ void ControlPlane::check_invariants() const {
   CHECK_EQ(tables, tables_.taken_count());
   for (const auto& [number, pin] : pins_) locks.push_back(pin.tail);
   memory_.check_locks(locks);
+  std::vector<kv::BlockHash> copies;
+  for (const auto& [id, s] : sequences_) {
+    for (int64_t i = 0; i < s->host_blocks; ++i) copies.push_back(s->hashes[s->host_first + i]);
+  }
+  for (const Prefetch& one : prefetches_) copies.insert(copies.end(), one.hashes.begin(), one.hashes.end());
+  memory_.host().check_locks(copies);
   memory_.for_each_block([&](const Block& block) { own_blocks -= block.run == kNoRun ? 1 : 0; });
   CHECK_EQ(own_blocks, 0);
   if (in_flight_.empty()) CHECK(memory_.last_completed() == memory_.last_issued());

@@ -155,4 +155,16 @@ void HostPool::check_invariants() const {
   }
 }
 
+void HostPool::check_locks(const std::vector<kv::BlockHash>& locks) const {
+  std::unordered_map<kv::BlockHash, int64_t, kv::BlockHashHasher> wanted;
+  for (const kv::BlockHash& hash : locks) {
+    CHECK(copies_.contains(hash), "a lock on a copy that is not there");
+    ++wanted[hash];
+  }
+  for (const auto& [hash, copy] : copies_) {
+    const auto found = wanted.find(hash);
+    CHECK_EQ(copy.locks, found == wanted.end() ? 0 : found->second);
+  }
+}
+
 }  // namespace weft::controlplane

@@ -68,6 +68,8 @@ class HostPool {
 
   HostCounts counts(kv::Stream stream) const;
   void check_invariants() const;
+  // CHECKs that these, each for one lock, are the locks there are.
+  void check_locks(const std::vector<kv::BlockHash>& locks) const;
 
  private:
   struct Copy {

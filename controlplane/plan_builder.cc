@@ -73,7 +73,8 @@ int64_t PlanBuilder::hold_guesses(Sequence& sequence, int64_t rows, int64_t samp
   const int64_t room = sequence.row_count() - sequence.scheduled - rows + 1;
   int64_t guesses = std::min({most, useful, room, drafts_left_, samples_left_ - samples});
   if (guesses <= 0) return 0;
-  guesses = std::min(guesses, hold_rows(sequence, rows + guesses - 1) - rows + 1);
+  // None are held where a switch waits for a page of a block behind the rows.
+  guesses = std::clamp<int64_t>(hold_rows(sequence, rows + guesses - 1) - rows + 1, 0, guesses);
   drafts_left_ -= guesses;
   return guesses;
 }

@@ -16,7 +16,9 @@ RegroupPrice price_of(const Sequence& sequence, const Memory& memory, const Plac
     for (int part = 0; part < memory.parts(); ++part) {
       const BlockPart& held = block.part(part);
       const RankMask wanted = memory.wanted(block, part, target.residency);
-      if (has_rows) price.bytes_moved += kv::change_bytes(limits.geometry, held.stream, held.valid, wanted);
+      // What is on the host alone is loaded to where it is wanted.
+      if (has_rows && held.valid != 0)
+        price.bytes_moved += kv::change_bytes(limits.geometry, held.stream, held.valid, wanted);
       if (!memory.shared(block)) price.pages_dropped += rank_count_of(held.holders() & ~wanted);
     }
   });

@@ -305,6 +305,75 @@ TEST(HostTier, ACancelledLoadLeavesTheCopies) {
   }
 }
 
+TEST(HostTier, ARegroupMovesWhatIsOnDevicesAndLoadsTheRest) {
+  Limits limits = with_host(2, 40);
+  limits.host_pages = {200, 200};
+  limits.host_plan_bytes = 1;  // a block in each plan
+  Harness harness(limits);
+  harness.submit(text(1, 40), 1);
+  harness.run_all();
+  for (uint32_t seed = 2; seed < 8; ++seed) displace(harness, seed);
+  const RequestId again = harness.submit(joined(text(1, 40), text(90, 3)), 2, wish(kv::DecodeKind::kDcp, 2));
+  for (int loaded = 0; loaded < 3;) {
+    const auto plan = harness.plan();
+    ASSERT_TRUE(plan.has_value());
+    if (!plan->loads.empty()) {
+      EXPECT_EQ(plan->loads.size(), 3u) << "striped entries once, copied index keys on both ranks";
+      ++loaded;
+    }
+    harness.run_oldest();
+  }
+  harness.feed(RegroupRequested{1, again, false, true, false, kTpWish});
+  ASSERT_EQ(harness.regrouped.size(), 1u);
+  ASSERT_EQ(harness.regrouped[0].error.code, ErrorCode::kOk);
+  const int64_t page_bytes = limits.geometry.page_bytes(kv::Stream::kEntries);
+  EXPECT_EQ(harness.regrouped[0].bytes_moved, 3 * page_bytes);
+  int64_t copied = 0, loads = 0;
+  while (const auto plan = harness.plan()) {
+    copied += std::ssize(plan->copies) * page_bytes;
+    loads += std::ssize(plan->loads);
+    harness.run_oldest();
+  }
+  harness.expect_right(again);
+  EXPECT_EQ(copied, 3 * page_bytes);
+  EXPECT_EQ(loads, 7 * 4) << "seven blocks, all of each to both ranks";
+}
+
+// The drafts of a decode span want a block that has no page yet; the switch of its table then finds it
+// without one, too.
+TEST(HostTier, ASwitchThatWaitsForASpillAsksForNoGuesses) {
+  int64_t tried = 0;
+  for (int64_t prompt = 1; prompt < 16; ++prompt) {
+    Limits limits = with_host(2, 40);
+    limits.draft_layers = 1;
+    Harness harness(limits);
+    RequestArrived arrived = harness.arrival(text(1, prompt), 25 - prompt);
+    arrived.speculation = {DraftSource::kMtp, 3, {}};
+    const RequestId id = harness.submit(arrived);
+    for (int i = 0; i < 3; ++i) harness.step();
+    harness.feed(PauseChanged{id, true});
+    const auto fill = [&](uint32_t seed, int64_t blocks) {
+      if (blocks > 0) harness.submit(text(seed, blocks * 4), 1);
+      harness.run_all();
+    };
+    fill(2, 6);  // of twelve blocks, of which the first one counts on six
+    fill(3, harness.entries().free);
+    ASSERT_EQ(harness.entries().free, 0);
+    harness.feed(RegroupRequested{1, id, false, true, false, wish(kv::DecodeKind::kDp)});
+    harness.feed(PauseChanged{id, false});
+    const auto plan = harness.plan();
+    ASSERT_TRUE(plan.has_value());
+    for (const Span& span : plan->spans) {
+      EXPECT_GE(span.draft_tokens, 0);
+      tried += span.rows > 1 && !plan->spills.empty() ? 1 : 0;
+    }
+    harness.run_oldest();
+    harness.run_all();
+    harness.expect_right(id);
+  }
+  EXPECT_GT(tried, 3);
+}
+
 TEST(HostTier, WhatAFailedRequestComputedIsNotKept) {
   Harness harness(with_host(1, 40, HostWrite::kThrough));
   // Its last row draws no token.

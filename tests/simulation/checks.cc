@@ -19,6 +19,16 @@ void check_pools(const World& world) {
         kv::stream_name(stream), " of rank ", rank, ": ", pool.free, " free + ", pool.used, " used + ",
         pool.cached, " cached + ", pool.in_flight, " in flight are not ", pool.pages);
   });
+  for (const kv::Stream stream : kv::kAllStreams) {
+    const HostCounts host = core.plane.host_pool(stream);
+    core.verdict.expect(Checker::kPools,
+                        host.free + host.used + host.cached + host.in_flight == host.pages &&
+                            host.pages == core.setup.limits.host_pages[static_cast<size_t>(stream)] &&
+                            host.free >= 0 && host.used >= 0 && host.cached >= 0 && host.in_flight >= 0,
+                        kv::stream_name(stream), " on the host: ", host.free, " free + ", host.used,
+                        " used + ", host.cached, " cached + ", host.in_flight, " in flight are not ",
+                        host.pages);
+  }
 }
 
 // With no plan in flight nothing can keep a page from being free. So what a request gives back, in whatever
@@ -31,6 +41,14 @@ void check_returns(const World& world) {
                         kv::stream_name(stream), " of rank ", rank, ": ",
                         core.plane.pool(stream, rank).in_flight, " pages are in flight, and no plan is");
   });
+  for (const kv::Stream stream : kv::kAllStreams) {
+    const HostCounts host = core.plane.host_pool(stream);
+    core.verdict.expect(Checker::kReturns, host.in_flight == 0, kv::stream_name(stream),
+                        " on the host: ", host.in_flight, " pages are in flight, and no plan is");
+    const bool idle = core.ledger.live().empty() && core.ledger.pins() == 0;
+    core.verdict.expect(Checker::kReturns, !idle || host.used == 0, kv::stream_name(stream),
+                        " on the host: ", host.used, " pages are locked by nobody");
+  }
   if (!core.ledger.live().empty() || core.ledger.pins() > 0) return;
   for_each_pool(core.setup.limits.rank_count, [&](kv::Stream stream, int rank) {
     const PoolCounts pool = core.plane.pool(stream, rank);
@@ -54,6 +72,8 @@ void check_counters(const World& world) {
   expect(told.failed, sums.failed, "failed");
   expect(told.refused, sums.refused, "refused");
   expect(told.topology_changes, sums.topology_changes, "changes of ranks");
+  expect(told.spilled_bytes, sums.spilled_bytes, "bytes spilled");
+  expect(told.loaded_bytes, sums.loaded_bytes, "bytes loaded");
   expect(std::ssize(core.plane.pins()), core.ledger.pins(), "pins");
   // While the ranks change, one may have been made and wait to be asked for.
   const bool waits = core.changing() && told.plans == world.engine().steps() + 1;

@@ -53,7 +53,14 @@ constexpr std::array<const char*, kMarks> kMarkNames = {"finished",
                                                         "topology refused",
                                                         "topology failed",
                                                         "copies priced",
-                                                        "stored exactly"};
+                                                        "stored exactly",
+                                                        "spilled",
+                                                        "loaded",
+                                                        "prefetched",
+                                                        "host hits",
+                                                        "host evicted",
+                                                        "spill abandoned",
+                                                        "load abandoned"};
 constexpr std::array<const char*, daemon::kWorkerEvents> kEventNames = {"exited",  "ready",     "timeout",
                                                                         "want up", "want down", "hung"};
 

@@ -86,8 +86,15 @@ enum class Mark : uint8_t {
   kTopologyFailed,  // on the way
   kCopiesPriced,    // plans whose copies were compared with a price
   kStoredExactly,   // requests whose stored bytes were known to the byte
+  kSpilled,         // pages
+  kLoaded,
+  kPrefetched,   // for a request that waits
+  kHostHits,     // seeds in which the host had what devices had not
+  kHostEvicted,  // copies that made room for others
+  kSpillAbandoned,
+  kLoadAbandoned,
 };
-inline constexpr int kMarks = 41;
+inline constexpr int kMarks = 48;
 
 struct Coverage {
   std::array<int64_t, kActKinds> acts{};

@@ -49,6 +49,7 @@ void Engine::abandon() {
   }
   flights_.clear();
   core_.feed(PlansAbandoned{});
+  host_checks_.abandoned();
   core_.unapplied.clear();
 }
 
@@ -71,6 +72,7 @@ bool Engine::make_plan() {
   core_.workers.write_tables(*made, others);
   auto plan = std::make_shared<const Plan>(std::move(*made));
   checks_.check(*plan);
+  host_checks_.check(*plan);
   core_.unapplied.push_back(plan);
   flights_.push_back({std::move(plan), false, 0, {}, {}});
   ++core_.coverage.plans_made;
@@ -180,8 +182,11 @@ void Engine::tell(Pending& pending, size_t which) {
   } else {
     old_[number(ack.step) * 7 % kOldKept] = ack;
   }
+  // The plans that are done with it.
+  size_t done = 0;
+  while (done < pending_.size() && pending_[done].left.empty()) host_checks_.done(*pending_[done++].plan);
   core_.feed(ack);
-  while (!pending_.empty() && pending_.front().left.empty()) {
+  for (; done > 0; --done) {
     pending_.pop_front();
     core_.unapplied.pop_front();
   }

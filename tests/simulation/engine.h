@@ -15,13 +15,14 @@
 #include <vector>
 
 #include "tests/simulation/core.h"
+#include "tests/simulation/host_checks.h"
 #include "tests/simulation/plan_checks.h"
 
 namespace weft::simulation {
 
 class Engine {
  public:
-  explicit Engine(Core& core) : core_(core), checks_(core) {}
+  explicit Engine(Core& core) : core_(core), checks_(core), host_checks_(core) {}
 
   void epoch_began();
   void epoch_lost();
@@ -68,6 +69,7 @@ class Engine {
 
   Core& core_;
   PlanChecks checks_;
+  HostChecks host_checks_;
   bool epoch_active_ = false;
   uint64_t steps_ = 0;
   int64_t done_steps_ = 0;

@@ -55,6 +55,10 @@ class Ledger {
   // Another one, while one goes on: it must be refused.
   void second_topology_requested(uint64_t command) { refusals_.insert(command); }
   void moved(int64_t bytes) { change_->moved += bytes; }  // by a plan of the change
+  void host_moved(int64_t spilled, int64_t loaded) {      // by a plan that is done
+    sums_.spilled_bytes += spilled;
+    sums_.loaded_bytes += loaded;
+  }
   bool changing() const { return change_.has_value(); }
   // The ranks of the latest change, once.
   std::optional<RankMask> take_topology() { return std::exchange(topology_, std::nullopt); }

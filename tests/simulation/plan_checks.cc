@@ -42,7 +42,8 @@ void PlanChecks::check_form(const Plan& plan) {
     expect(span.has_input_ref ? span.tokens.empty() && span.rows == 1 : std::ssize(span.tokens) == span.rows,
            "not an input for each row");
     expect(span.prefill ? span.sample_rows <= 1 : span.sample_rows == span.rows, "wrong sample rows");
-    expect(span.draft_tokens == 0 || span.sample_rows > 0, "guesses without a sample");
+    expect(span.draft_tokens == 0 || (span.draft_tokens > 0 && span.sample_rows > 0),
+           "guesses without a sample");
     for (int64_t i = 0; i < span.sample_rows + span.draft_tokens; ++i) {
       const int64_t cell = int64_t{span.sample_index} + i;
       expect(cells.insert(cell).second && cell < limits.max_samples, "a cell twice, or beyond the last");

@@ -18,6 +18,12 @@ enum class Wrapped {
   kPageNeverComesBack,
   kLostRelease,
   kLostFailure,
+  kHostForgetsLocks,
+  kHostLockStays,
+  kHostUnlockLost,
+  kThereTooEarly,
+  kSpillMiscounted,
+  kLoadMiscounted,
   kNoDeadline,
   kDeafSupervisor,
 };
@@ -34,6 +40,10 @@ namespace daemon_ = weft::daemon;
 // NOLINTBEGIN: names are the linker's
 #define POOL _ZNK4weft12controlplane6Memory4poolENS_2kv6StreamEi
 #define RELEASE _ZN4weft12controlplane6Memory7releaseERNS0_9BlockPathE
+#define HOST_BEGIN _ZN4weft12controlplane8HostPool5beginERKNS_2kv9BlockHashES5_NS_6StepIdE
+#define HOST_ARRIVED _ZN4weft12controlplane8HostPool7arrivedERKNS0_10HostCopyIdE
+#define HOST_UNLOCK _ZN4weft12controlplane8HostPool6unlockERKNS_2kv9BlockHashENS_6StepIdE
+#define HOST_COUNTS _ZNK4weft12controlplane8HostPool6countsENS_2kv6StreamE
 #define COUNTERS _ZNK4weft12controlplane12ControlPlane8countersEv
 #define NEXT_DEADLINE _ZNK4weft12controlplane12ControlPlane13next_deadlineEv
 #define SUPERVISE _ZN4weft6daemon10Supervisor6handleENS0_11WorkerEventENS_4TimeE
@@ -64,10 +74,47 @@ void WRAP(RELEASE)(controlplane::Memory* memory, controlplane::BlockPath& path) 
   REAL(RELEASE)(memory, path);
 }
 
+void REAL(HOST_ARRIVED)(controlplane::HostPool*, const controlplane::HostCopyId& copy);
+void WRAP(HOST_ARRIVED)(controlplane::HostPool* pool, const controlplane::HostCopyId& copy) {
+  if (wrapped != Wrapped::kThereTooEarly) REAL(HOST_ARRIVED)(pool, copy);
+}
+
+controlplane::HostPool::Room REAL(HOST_BEGIN)(controlplane::HostPool*, const weft::kv::BlockHash& hash,
+                                              const weft::kv::BlockHash& parent, weft::StepId fence);
+controlplane::HostPool::Room WRAP(HOST_BEGIN)(controlplane::HostPool* pool, const weft::kv::BlockHash& hash,
+                                              const weft::kv::BlockHash& parent, weft::StepId fence) {
+  const auto room = REAL(HOST_BEGIN)(pool, hash, parent, fence);
+  if (wrapped == Wrapped::kThereTooEarly && room == controlplane::HostPool::Room::kTaken)
+    REAL(HOST_ARRIVED)(pool, pool->id(hash));
+  return room;
+}
+
+void REAL(HOST_UNLOCK)(controlplane::HostPool*, const weft::kv::BlockHash& hash, weft::StepId fence);
+void WRAP(HOST_UNLOCK)(controlplane::HostPool* pool, const weft::kv::BlockHash& hash, weft::StepId fence) {
+  if (wrapped == Wrapped::kHostUnlockLost) {
+    wrapped = Wrapped::kNone;
+    return;
+  }
+  REAL(HOST_UNLOCK)(pool, hash, fence);
+}
+
+controlplane::HostCounts REAL(HOST_COUNTS)(const controlplane::HostPool*, weft::kv::Stream stream);
+controlplane::HostCounts WRAP(HOST_COUNTS)(const controlplane::HostPool* pool, weft::kv::Stream stream) {
+  controlplane::HostCounts counts = REAL(HOST_COUNTS)(pool, stream);
+  if (wrapped == Wrapped::kHostForgetsLocks) counts.used = 0;
+  if (wrapped == Wrapped::kHostLockStays && counts.cached > 3) {
+    --counts.cached;
+    ++counts.used;
+  }
+  return counts;
+}
+
 controlplane::Counters REAL(COUNTERS)(const controlplane::ControlPlane*);
 controlplane::Counters WRAP(COUNTERS)(const controlplane::ControlPlane* plane) {
   controlplane::Counters counters = REAL(COUNTERS)(plane);
   if (wrapped == Wrapped::kLostFailure && counters.failed > 0) --counters.failed;
+  if (wrapped == Wrapped::kSpillMiscounted && counters.spilled_bytes > 0) ++counters.spilled_bytes;
+  if (wrapped == Wrapped::kLoadMiscounted && counters.loaded_bytes > 0) ++counters.loaded_bytes;
   return counters;
 }
 
@@ -132,6 +179,40 @@ const std::vector<Plant>& plants() {
       {"PageTwice", Checker::kPages, true, [](Conditions& c) { c.seams.plan = give_a_page_twice; }},
       {"PageNeverComesBack", Checker::kReturns, false,
        [](Conditions& c) { wrap(c, Wrapped::kPageNeverComesBack); }},
+      {"HostForgetsLocks", Checker::kPools, false,
+       [](Conditions& c) { wrap(c, Wrapped::kHostForgetsLocks); }},
+      {"HostLockStays", Checker::kReturns, false, [](Conditions& c) { wrap(c, Wrapped::kHostLockStays); }},
+      {"HostUnlockLost", Checker::kInvariants, true,
+       [](Conditions& c) { wrap(c, Wrapped::kHostUnlockLost); }},
+      {"ThereTooEarly", Checker::kHost, false, [](Conditions& c) { wrap(c, Wrapped::kThereTooEarly); }},
+      {"SpillsToOnePage", Checker::kHost, true,
+       [](Conditions& c) {
+         c.seams.plan = [](Plan& plan) {
+           if (plan.spills.size() > 1 && plan.spills[0].stream == plan.spills[1].stream)
+             plan.spills[1].host_page = plan.spills[0].host_page;
+         };
+       }},
+      {"LoadsTwice", Checker::kHost, true,
+       [](Conditions& c) {
+         c.seams.plan = [](Plan& plan) {
+           if (!plan.loads.empty()) plan.loads.push_back(plan.loads.back());
+         };
+       }},
+      {"SpillNotDone", Checker::kHostBytes, true,
+       [](Conditions& c) {
+         c.prepare = [](World& world) {
+           world.core().workers.lose_spill = [](const HostCopy&) { return true; };
+         };
+       }},
+      {"LoadNotDone", Checker::kBytes, true,
+       [](Conditions& c) {
+         c.prepare = [](World& world) {
+           world.core().workers.lose_load = [](const HostCopy&) { return true; };
+         };
+       }},
+      {"SpillMiscounted", Checker::kCounters, false,
+       [](Conditions& c) { wrap(c, Wrapped::kSpillMiscounted); }},
+      {"LoadMiscounted", Checker::kCounters, false, [](Conditions& c) { wrap(c, Wrapped::kLoadMiscounted); }},
       {"TooFewPaddedRows", Checker::kPlan, false,
        [](Conditions& c) { c.seams.plan = [](Plan& plan) { plan.padded = {}; }; }},
       {"CopyTwice", Checker::kCopies, false,

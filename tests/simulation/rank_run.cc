@@ -56,12 +56,19 @@ struct Workers::RankRun {
            : e.ranks.contains(copy.from_rank) ? copy.from_rank
                                               : e.ranks.rank(0);
   }
+  int host_copier(const HostCopy& copy) const {
+    return e.ranks.contains(copy.rank) ? copy.rank : e.ranks.rank(0);
+  }
+  // Spills go on beside the computing; they may be done at once, or last.
+  bool spills_early() const { return mix64(number(plan().step) << 8 | static_cast<uint64_t>(rank)) % 2 == 0; }
   bool copies();
+  bool spills();
   bool write(int layer);
   void partials(int layer);
   void sums(int layer);
-  void finish();
+  bool finish();
 
+  void check_copy(const HostCopy& copy, const Page& host) const;
   const Page* readable_page(const Span& span, size_t s, int64_t block, int part) const;
   void check_inputs(const Span& span) const;
   void check_slot(const Span& span, int64_t position, int part, int layer, const Slot& slot) const;
@@ -97,7 +104,7 @@ bool Workers::run(int rank, int64_t* writes) {
       run.sums(1);
       break;
     case Phase::kFinish:
-      run.finish();
+      whole = run.finish();
       break;
   }
   if (whole) ++entry.done[static_cast<size_t>(rank)];
@@ -110,16 +117,48 @@ bool Workers::RankRun::copies() {
     if (!may_write()) return false;
     w.page(copy.stream, copy.to_rank, copy.to_page) = w.page(copy.stream, copy.from_rank, copy.from_page);
   }
-  for (const bool load : {true, false}) {
-    for (const HostCopy& copy : load ? plan().loads : plan().spills) {
-      if ((e.ranks.contains(copy.rank) ? copy.rank : e.ranks.rank(0)) != rank) continue;
-      if (!may_write()) return false;
-      Page& own = w.page(copy.stream, copy.rank, copy.page);
-      Page& host = w.host_[static_cast<size_t>(copy.stream)].at(number(copy.host_page));
-      (load ? own : host) = load ? host : own;
-    }
+  for (const HostCopy& copy : plan().loads) {
+    if (host_copier(copy) != rank || (w.lose_load && w.lose_load(copy))) continue;
+    if (!may_write()) return false;
+    const Page& host = w.host_page(copy);
+    check_copy(copy, host);
+    w.page(copy.stream, copy.rank, copy.page) = host;
+  }
+  return !spills_early() || spills();
+}
+
+bool Workers::RankRun::spills() {
+  for (const HostCopy& copy : plan().spills) {
+    if (host_copier(copy) != rank || (w.lose_spill && w.lose_spill(copy))) continue;
+    if (!may_write()) return false;
+    w.host_page(copy) = w.page(copy.stream, copy.rank, copy.page);
   }
   return true;
+}
+
+// What is loaded is the block of the request that it says it is.
+void Workers::RankRun::check_copy(const HostCopy& copy, const Page& host) const {
+  const Truth& truth = w.truths_.at(copy.request);
+  const int64_t first = host[0][0].position;
+  const int part = host[0][0].part;
+  const int first_part = geometry().first_part(copy.stream);
+  const bool block = first >= 0 && first % geometry().block_tokens == 0 &&
+                     first + geometry().block_tokens <= truth.rows() && part >= first_part &&
+                     part < first_part + geometry().stream(copy.stream).used_parts();
+  w.verdict_.expect(Checker::kHostBytes, block, "request ", number(copy.request), " loads host page ",
+                    number(copy.host_page), ", which holds part ", part, " of position ", first);
+  for (int64_t i = 0; i < geometry().block_tokens; ++i) {
+    for (size_t layer = 0; layer < kLayers; ++layer) {
+      const Stored& found = host[static_cast<size_t>(i)][layer];
+      const hash::Entry& wanted = truth.entry(first + i, part, static_cast<int>(layer));
+      w.verdict_.expect(Checker::kHostBytes,
+                        found.part == part && found.position == first + i &&
+                            found.entry.value == wanted.value && found.entry.key == wanted.key,
+                        "request ", number(copy.request), " loads part ", part, " position ", first + i,
+                        " layer ", layer, " from host page ", number(copy.host_page), ": found part ",
+                        found.part, " position ", found.position);
+    }
+  }
 }
 
 // The entries of the rank's rows: of a shared row into its own pages, of an owned row into all of them.
@@ -271,7 +310,8 @@ void Workers::RankRun::sums(int layer) {
   }
 }
 
-void Workers::RankRun::finish() {
+bool Workers::RankRun::finish() {
+  if (!spills_early() && !spills()) return false;
   StepOutcome outcome{plan().step, rank, {}};
   for (size_t s = 0; s < plan().spans.size(); ++s) {
     const Span& span = plan().spans[s];
@@ -280,6 +320,7 @@ void Workers::RankRun::finish() {
     if (span.sampler_rank == place) sample(span, s, outcome);
   }
   w.results_[static_cast<size_t>(rank)].push_back(std::move(outcome));
+  return true;
 }
 
 // Every page that the table names on this rank holds the right rows, read or not.

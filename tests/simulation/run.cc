@@ -47,7 +47,12 @@ void tell(std::ostream& out, const World& world, int64_t at, const Act& act) {
     for (const Span& span : standing.plan->spans)
       out << " " << number(span.request) << ":" << span.start << "+" << span.rows
           << (span.prefill ? "p" : "d");
-    if (!standing.plan->copies.empty()) out << " " << standing.plan->copies.size() << " copies";
+    const auto count = [&](size_t number, const char* what) {
+      if (number > 0) out << " " << number << what;
+    };
+    count(standing.plan->copies.size(), " copies");
+    count(standing.plan->loads.size(), " loads");
+    count(standing.plan->spills.size(), " spills");
     out << " )";
   }
   out << std::endl;

@@ -8,6 +8,21 @@ namespace {
 
 using controlplane::Limits;
 
+// None, one that holds hardly one context, or one for many.
+void draw_host_pool(Draw& draw, Limits& limits) {
+  const int64_t whole = limits.table_blocks();
+  const int64_t blocks = draw.one_of(std::array{int64_t{0}, 1 + draw.below(whole), whole + draw.below(whole),
+                                                whole * 2 + draw.below(whole * 8)});
+  for (const kv::Stream stream : kv::kAllStreams) {
+    const int64_t parts = limits.geometry.stream(stream).used_parts();
+    limits.host_pages[static_cast<size_t>(stream)] =
+        blocks * parts + (blocks > 0 && parts > 1 ? draw.below(parts) : 0);
+  }
+  limits.host_write = draw.chance(50) ? controlplane::HostWrite::kBack : controlplane::HostWrite::kThrough;
+  const int64_t block_bytes = limits.geometry.block_tokens * limits.geometry.token_bytes();
+  limits.host_plan_bytes = draw.one_of(std::array{int64_t{1}, 2 * block_bytes, limits.host_plan_bytes});
+}
+
 Limits draw_limits(Draw& draw) {
   Limits limits;
   limits.rank_count = draw.one_of(std::array{1, 2, 2, 3, 4, 4, 6, 8});
@@ -36,6 +51,7 @@ Limits draw_limits(Draw& draw) {
   limits.kept_tokens = 1 + draw.below(draw.chance(50) ? 300 : 2000);
   limits.plans_in_flight = draw.chance(85) ? 2 : 1;
   limits.eviction = draw.chance(50) ? controlplane::Eviction::kReuse : controlplane::Eviction::kLru;
+  draw_host_pool(draw, limits);
   return limits;
 }
 

@@ -78,8 +78,9 @@ class Workers {
 
   // A planted mistake: the rank's sums of the second layer never reach the others.
   std::function<bool(int rank)> lose_sums;
-  // A planted mistake: a copy that does not happen.
+  // Planted mistakes: a copy that does not happen, between ranks or to and from the host.
   std::function<bool(const PageCopy&)> lose_copy;
+  std::function<bool(const HostCopy&)> lose_spill, lose_load;
 
  private:
   struct Stored {
@@ -115,6 +116,9 @@ class Workers {
 
   Page& page(kv::Stream stream, int rank, PageId id) {
     return pools_[static_cast<size_t>(stream)][static_cast<size_t>(rank)].at(number(id));
+  }
+  Page& host_page(const HostCopy& copy) {
+    return host_[static_cast<size_t>(copy.stream)].at(number(copy.host_page));
   }
   Entry* current(int rank);
   const Entry* current(int rank) const { return const_cast<Workers*>(this)->current(rank); }

@@ -280,6 +280,7 @@ void World::settle() {
                          pool.reserved, " reserved");
   });
   finish_workers(draw);
+  core_.coverage.mark(Mark::kHostHits) += core_.plane.counters().host_hit_tokens > 0 ? 1 : 0;
   core_.coverage.mark(Mark::kPasses) += core_.plane.counters().passes;
   core_.coverage.mark(Mark::kEvictions) += core_.plane.counters().evicted_blocks;
   core_.coverage.rows += core_.workers.rows_run();
