@@ -463,7 +463,7 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
   }
   if (event.dry_run) return notice;
   sequence.wish = wish;
-  if (!same) accept_regroup(sequence, memory_, *price);
+  if (!same) accept_regroup(sequence, memory_, *price, false);
   return notice;
 }
 

@@ -137,7 +137,15 @@ void ControlPlane::check_invariants() const {
     });
     CHECK_EQ(index, s.blocks.size());
     CHECK_EQ(s.suspect_until > 0, std::find(suspects_.begin(), suspects_.end(), s.id) != suspects_.end());
-    if (!s.needs_switch) CHECK(s.reserved == pages_to_take(s, memory_, s.placement.residency));
+    if (!s.needs_switch && !s.next) CHECK(s.reserved == pages_to_take(s, memory_, s.placement.residency));
+    if (s.widening()) {
+      const PageCounts old = pages_to_take(s, memory_, s.placement.residency);
+      const PageCounts need = pages_to_take(s, memory_, s.next->residency);
+      for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
+        CHECK_GE(s.reserved.at(stream, rank), old.at(stream, rank));
+        CHECK_GE(s.reserved.at(stream, rank), need.at(stream, rank));
+      });
+    }
   }
   for (const Prefetch& one : prefetches_) {
     locks.push_back(one.path.tail);

@@ -134,9 +134,10 @@ Result<void> ControlPlane::begin_moving() {
     const Result<RegroupPrice> price =
         price_placement(*sequence, memory_, wish, bases_after(*sequence, wish));
     if (!price) return about(sequence->id, "cannot move", price.error());
+    if (sequence->next) sequence->needs_switch = true;  // one change at a time: at once, if this one fails
     change_->sequences.push_back(
         {sequence->id, sequence->next, sequence->needs_switch, sequence->thin, price->bytes_moved == 0});
-    accept_regroup(*sequence, memory_, *price);
+    accept_regroup(*sequence, memory_, *price, true);
   }
   find_strays();
   return {};

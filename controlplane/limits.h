@@ -38,6 +38,10 @@ struct Limits {
   int64_t host_plan_bytes =
       64 * kMiB;  // that one plan moves each way and for each rank, at most or one block
 
+  // What one plan copies at most for each rank for changes of grouping, or one block; a change that needs
+  // more is spread over plans. 0: all in one.
+  int64_t copy_plan_bytes = 4 * kMiB;
+
   // Of the model, to count what a choice of mechanisms moves; 0: unknown, and nothing is chosen by bytes.
   int64_t query_bytes = 0;  // of one query head
   int64_t value_width = 0;  // elements of a partial's o

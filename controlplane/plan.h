@@ -137,7 +137,7 @@ struct RegroupedNotice {
   uint64_t command = 0;
   RequestId request{};
   std::string before, after;  // "tp, index copied"
-  int64_t bytes_moved = 0;    // by the plan that applies the change
+  int64_t bytes_moved = 0;    // by the plans that bring it about
   int64_t pages_dropped = 0;
   Error error;  // code kOk when accepted
 };

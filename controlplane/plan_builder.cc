@@ -15,6 +15,7 @@ PlanBuilder::PlanBuilder(Memory& memory, TablePool& tables, StepId step, int64_t
       rows_left_(limits_.max_step_rows),
       loads_left_(limits_.max_copies()),
       load_bytes_left_(limits_.host_plan_bytes * limits_.rank_count),
+      copy_bytes_left_(limits_.copy_plan_bytes * limits_.rank_count),
       samples_left_(limits_.max_samples),
       block_tokens_(limits_.geometry.block_tokens) {
   plan_.step = step;
@@ -152,19 +153,43 @@ void PlanBuilder::add_spills() {
 
 // Takes the pages of the next rows, and those of a switch. Returns how many rows have their pages.
 int64_t PlanBuilder::hold_rows(Sequence& sequence, int64_t rows) {
+  if (sequence.widening()) widen(sequence);
   if (sequence.needs_switch && !hold_switch(sequence)) return 0;
   const int64_t last = ceil_div(sequence.scheduled + rows, block_tokens_);
   for (int64_t index = std::max(sequence.scheduled / block_tokens_, sequence.held_blocks); index < last;
        ++index) {
     if (index == sequence.blocks.size()) memory_.extend(sequence.blocks, sequence.origin);
     const bool empty = index * block_tokens_ >= sequence.scheduled;
-    if (!memory_.hold(memory_.at(sequence.blocks, index), sequence.target().residency, sequence.reserved,
+    if (!memory_.hold(memory_.at(sequence.blocks, index), sequence.writing().residency, sequence.reserved,
                       empty)) {
       return std::max<int64_t>(0, index * block_tokens_ - sequence.scheduled);
     }
     sequence.held_blocks = index + 1;
   }
   return rows;
+}
+
+// Copies blocks that nobody writes any more to where the next placement wants them, as many as the plan may
+// carry. When all are there, the plan applies the change.
+void PlanBuilder::widen(Sequence& sequence) {
+  const kv::Residency& residency = sequence.next->residency;
+  for (; (sequence.widened + 1) * block_tokens_ <= sequence.computed; ++sequence.widened) {
+    Block& block = memory_.block(memory_.at(sequence.blocks, sequence.widened));
+    int64_t pages = 0, bytes = 0;
+    for (int part = 0; part < memory_.parts(); ++part) {
+      const int ranks = rank_count_of(memory_.wanted(block, part, residency) & ~block.part(part).valid);
+      pages += ranks;
+      bytes += ranks * limits_.geometry.page_bytes(block.part(part).stream);
+    }
+    if (pages == 0) continue;
+    const bool fits = bytes <= copy_bytes_left_ && std::ssize(plan_.copies) + pages <= limits_.max_copies();
+    if (!plan_.copies.empty() && !fits) return;
+    if (!memory_.hold(block.id, residency, sequence.reserved, false)) return;
+    for (int part = 0; part < memory_.parts(); ++part)
+      fill_part(sequence, block, part, memory_.wanted(block, part, residency));
+    copy_bytes_left_ -= bytes;
+  }
+  apply_next(sequence, memory_);
 }
 
 bool PlanBuilder::hold_switch(Sequence& sequence) { return tables_.available() && hold_target(sequence); }

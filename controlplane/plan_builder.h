@@ -64,6 +64,7 @@ class PlanBuilder {
   enum class Loaded : uint8_t { kPlanned, kPlanFull, kNoPage };
   Loaded load(const Load& what, PageCounts& reserved);
   int64_t hold_rows(Sequence& sequence, int64_t rows);
+  void widen(Sequence& sequence);
   bool hold_switch(Sequence& sequence);
   bool hold_target(Sequence& sequence);
   int64_t copies_needed(const Sequence& sequence) const;
@@ -88,6 +89,7 @@ class PlanBuilder {
   PlanRecord record_;
   int64_t rows_left_ = 0;
   int64_t loads_left_ = 0, load_bytes_left_ = 0;
+  int64_t copy_bytes_left_ = 0;
   int64_t samples_left_ = 0;
   int64_t drafts_left_ = 0;
   int64_t block_tokens_ = 0;

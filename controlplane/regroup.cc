@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 namespace weft::controlplane {
 namespace {
@@ -89,14 +90,49 @@ Result<RegroupPrice> price_placement(const Sequence& sequence, const Memory& mem
   return best;
 }
 
-void accept_regroup(Sequence& sequence, Memory& memory, const RegroupPrice& price) {
+namespace {
+
+// What it takes to go on under the old placement meanwhile.
+std::optional<PageCounts> need_of_both(const Sequence& sequence, const Memory& memory,
+                                       const RegroupPrice& price) {
+  const Limits& limits = memory.limits();
+  // Pages outside its placement that an earlier change left will be dropped, in use or not.
+  const bool settled =
+      sequence.has_table && !sequence.needs_switch && (!sequence.thin || sequence.widening());
+  if (!settled || sequence.host_blocks > 0 || price.bytes_moved <= limits.copy_plan_bytes) return {};
+  PageCounts need = pages_to_take(sequence, memory, sequence.placement.residency);
+  need += price.need;
+  if (slack_of(sequence, memory, need) < 0) return {};
+  return need;
+}
+
+void reserve_instead(Sequence& sequence, Memory& memory, const PageCounts& need) {
   memory.unreserve(sequence.reserved);
-  sequence.reserved = price.need;
-  memory.reserve(sequence.reserved);
+  sequence.reserved = need;
+  memory.reserve(need);
+}
+
+}  // namespace
+
+void accept_regroup(Sequence& sequence, Memory& memory, const RegroupPrice& price, bool at_once) {
+  const bool may_spread = !at_once && memory.limits().copy_plan_bytes > 0;
+  const auto both = may_spread ? need_of_both(sequence, memory, price) : std::nullopt;
+  reserve_instead(sequence, memory, both.value_or(price.need));
   sequence.next = price.target;
+  sequence.widened = 0;
+  sequence.thin = true;
+  if (both) {
+    sequence.thin_step = StepId{0};
+    return;
+  }
   sequence.held_blocks = 0;
   sequence.needs_switch = true;
-  sequence.thin = true;
+}
+
+void apply_next(Sequence& sequence, Memory& memory) {
+  reserve_instead(sequence, memory, pages_to_take(sequence, memory, sequence.next->residency));
+  sequence.held_blocks = 0;
+  sequence.needs_switch = true;
 }
 
 void thin_blocks(const Sequence& sequence, Memory& memory) {

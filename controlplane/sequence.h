@@ -69,11 +69,12 @@ struct Sequence {
 
   // ---- where its bytes are
   Placement placement;            // what its plans say
-  std::optional<Placement> next;  // a regroup that its next plan applies
+  std::optional<Placement> next;  // a regroup that its next plan applies; or, if nothing needs_switch:
+  int64_t widened = 0;            // … it is spread over plans, and so many blocks have what it wants
   int origin = 0;
   BlockPath blocks;
   int64_t hit_blocks = 0;   // the first blocks came from the prefix cache
-  int64_t held_blocks = 0;  // the first so many have all the pages that target() wants
+  int64_t held_blocks = 0;  // the first so many have all the pages that writing() wants
   // Of the hit blocks, those that are only on the host: its first plans load them, and until its first rows
   // are acknowledged their copies are locked.
   int64_t host_first = 0, host_blocks = 0;
@@ -96,6 +97,10 @@ struct Sequence {
   int64_t row_count() const { return prompt + max_tokens - 1; }
   int64_t answered() const { return tokens.size() - prompt; }
   const Placement& target() const { return next ? *next : placement; }
+  // It runs under its placement while pages are copied for the next one.
+  bool widening() const { return next && !needs_switch; }
+  // Where the pages of its next rows are.
+  const Placement& writing() const { return needs_switch ? target() : placement; }
   // Rows whose tokens are known before they run: the prompt's, and those computed again.
   int64_t known_rows() const { return std::max(prompt, replay); }
   bool prefilling() const { return scheduled < known_rows(); }

@@ -107,6 +107,13 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->check(one_of({"through", "back"}))
       ->capture_default_str()
       ->group(memory);
+  app.add_option("--copy-step", options.copy_bytes,
+                 "bytes that a step copies for each worker at most when requests change their grouping; a "
+                 "change that copies more is spread over steps; 0: none is")
+      ->type_name("SIZE")
+      ->transform(command_line::byte_size())
+      ->default_str("4MiB")
+      ->group(memory);
   app.add_option("--max-context", options.max_context,
                  "longest prompt plus answer (default: the model's own)")
       ->type_name("N")
@@ -335,6 +342,9 @@ Result<void> check_memory(const RawOptions& raw, Options& options) {
   }
   if (options.host_bytes < 0 || options.host_bytes > int64_t{1} << 46) {
     return bad_option("host-pool", "must be at most 64 TiB");
+  }
+  if (options.copy_bytes < 0 || options.copy_bytes > int64_t{1} << 46) {
+    return bad_option("copy-step", "must be at most 64 TiB");
   }
   options.host_write =
       raw.host_write == "through" ? controlplane::HostWrite::kThrough : controlplane::HostWrite::kBack;

@@ -46,6 +46,7 @@ struct Options {
   int64_t block_tokens = 64;
   int64_t pool_tokens = 0;  // per rank; 0: pool_bytes decides
   int64_t pool_bytes = 0;   // per rank
+  int64_t copy_bytes = 4 * kMiB;  // that a step copies for each rank for changes of grouping; 0: no limit
   int64_t host_bytes = 0;   // of the host pool, for all ranks together; 0: none
   controlplane::HostWrite host_write = controlplane::HostWrite::kBack;
   int64_t max_context = 0;  // 0: the model's own

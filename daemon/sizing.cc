@@ -110,6 +110,7 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   TRY(const kv::PoolPages host, host_pages(options, limits.geometry));
   limits.host_pages = {host.entries, host.index_keys};
   limits.host_write = options.host_write;
+  limits.copy_plan_bytes = options.copy_bytes;
   TRY_VOID(controlplane::validate(limits));
 
   sizing.arenas.control = control_limits(limits);

@@ -69,6 +69,88 @@ TEST_F(Regroup, WideningCopiesExactlyTheMissingPages) {
   h.expect_right(id);
 }
 
+// A plan carries two blocks: the sequence goes on as it was, plan by plan, until all is copied.
+class SpreadRegroup : public Regroup {
+ protected:
+  static Limits limits(int64_t pages) {
+    Limits limits = small_limits(4, pages);
+    limits.copy_plan_bytes = 2 * 3 * limits.geometry.page_bytes(kv::Stream::kEntries) / limits.rank_count;
+    return limits;
+  }
+};
+
+TEST_F(SpreadRegroup, GoesOnUnderTheOldGroupingMeanwhile) {
+  Harness h(limits(100));
+  const RequestId id = decoding(h, wish(kv::DecodeKind::kDcp, 4));  // 23 rows, the sixth block is partial
+  const uint32_t version = h.plan()->spans[0].table_version;
+  h.run_oldest();
+  h.feed(to(id, kTpWish));
+  EXPECT_EQ(h.regrouped.at(0).bytes_moved, 6 * 3 * h.limits.geometry.page_bytes(kv::Stream::kEntries));
+  for (int i = 0; i < 2; ++i) {
+    const Plan plan = h.plan().value();
+    EXPECT_EQ(std::ssize(plan.copies), 2 * 3);
+    EXPECT_EQ(plan.spans[0].grouping.c, 4);
+    EXPECT_EQ(plan.spans[0].table_version, version);
+    EXPECT_TRUE(h.plane.request(id)->change_waits);
+    h.run_oldest();
+  }
+  const Plan last = h.plan().value();  // two complete ones, and the one that row 26 has begun
+  EXPECT_EQ(std::ssize(last.copies), 3 * 3);
+  EXPECT_EQ(last.spans[0].grouping.c, 1);
+  EXPECT_FALSE(h.plane.request(id)->change_waits);
+  h.run_oldest();
+  EXPECT_FALSE(h.plane.request(id)->switching);
+  h.run_all();
+  h.expect_right(id);
+}
+
+TEST_F(SpreadRegroup, AllAtOnceWhereThereIsNoRoomForBoth) {
+  Harness h(limits(11));  // 41 rows of tp
+  const RequestId id = decoding(h, wish(kv::DecodeKind::kDcp, 4));
+  h.feed(to(id, kTpWish));
+  const Plan plan = h.plan().value();
+  EXPECT_EQ(std::ssize(plan.copies), 6 * 3);
+  EXPECT_EQ(plan.spans[0].grouping.c, 1);
+  h.run_oldest();
+  h.run_all();
+  h.expect_right(id);
+}
+
+TEST_F(SpreadRegroup, EndsWellWhateverHappensInTheMiddle) {
+  enum What { kCancel, kAbandon, kBack, kOther, kLost, kWhats };
+  for (int what = 0; what < kWhats; ++what) {
+    for (int after = 0; after < 4; ++after) {
+      SCOPED_TRACE(testing::Message() << "what " << what << " after " << after << " plans");
+      Harness h(limits(100));
+      const RequestId id = decoding(h, wish(kv::DecodeKind::kDcp, 4));
+      h.feed(to(id, kTpWish));
+      for (int i = 0; i < after; ++i) h.step();
+      if (what == kCancel) {
+        ASSERT_TRUE(h.plan());
+        h.feed(CancelRequested{id});
+        h.run_all();
+        EXPECT_EQ(used(h), 0);
+        continue;
+      }
+      if (what == kAbandon) {
+        ASSERT_TRUE(h.plan());
+        h.in_flight.clear();
+        h.feed(PlansAbandoned{});
+      }
+      if (what == kBack) h.feed(to(id, wish(kv::DecodeKind::kDcp, 4)));
+      if (what == kOther) h.feed(to(id, wish(kv::DecodeKind::kDcp, 2)));
+      if (what == kLost) {
+        h.in_flight.clear();
+        h.workers.lose(2);
+        h.feed(MemoryLost{2});
+      }
+      h.run_all();
+      h.expect_right(id);
+      EXPECT_EQ(used(h), 0);
+    }
+  }
+}
+
 // Sequences of several parts: other heads are needed, so no way is free but one that only drops.
 TEST_F(Regroup, PartsMoveToTheRanksThatReadThem) {
   Limits limits = small_limits(4, 200);

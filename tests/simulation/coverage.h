@@ -85,6 +85,7 @@ enum class Mark : uint8_t {
   kTopologyRefused,
   kTopologyFailed,  // on the way
   kCopiesPriced,    // plans whose copies were compared with a price
+  kCopiesSpread,    // plans with copies for a change that a later plan applied
   kStoredExactly,   // requests whose stored bytes were known to the byte
   kSpilled,         // pages
   kLoaded,
@@ -94,7 +95,7 @@ enum class Mark : uint8_t {
   kSpillAbandoned,
   kLoadAbandoned,
 };
-inline constexpr int kMarks = 48;
+inline constexpr int kMarks = 49;
 
 struct Coverage {
   std::array<int64_t, kActKinds> acts{};

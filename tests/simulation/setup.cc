@@ -50,6 +50,7 @@ Limits draw_limits(Draw& draw) {
   limits.kept_contexts = 1 + draw.below(20);
   limits.kept_tokens = 1 + draw.below(draw.chance(50) ? 300 : 2000);
   limits.plans_in_flight = draw.chance(85) ? 2 : 1;
+  limits.copy_plan_bytes = draw.one_of(std::array{0, 1, 500, 4000});
   limits.eviction = draw.chance(50) ? controlplane::Eviction::kReuse : controlplane::Eviction::kLru;
   draw_host_pool(draw, limits);
   return limits;
