@@ -1,6 +1,7 @@
 // Workers that come and go: see topology_change.h.
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "controlplane/admission.h"
@@ -288,8 +289,10 @@ void ControlPlane::drop_moved() {
     }
   }
   std::map<std::pair<BlockId, int>, RankMask> wanted;
+  std::set<BlockId> empty;
   for (const Sequence* sequence : running_) {
     memory_.for_each(sequence->blocks, 0, [&](const Block& block) {
+      if (block.index * limits_.geometry.block_tokens >= sequence->computed) empty.insert(block.id);
       for (int part = 0; part < memory_.parts(); ++part) {
         RankMask& mask = wanted[{block.id, part}];
         mask |= memory_.wanted(block, part, sequence->placement.residency);
@@ -300,9 +303,10 @@ void ControlPlane::drop_moved() {
   for (const auto& [key, mask] : wanted) {
     const auto& [id, part] = key;
     for_each_rank(memory_.block(id).part(part).holders() & ~mask, [&, id = id, part = part](int rank) {
-      // A valid page stays where no other has the bytes (a switch that waits will copy them).
+      // A valid page stays where no other has the bytes (a switch that waits will copy them). One of a block
+      // without rows has none, and those to come will not be written there.
       const RankMask valid = memory_.block(id).part(part).valid;
-      if (valid != mask_of(rank)) memory_.drop(id, part, rank);
+      if (valid != mask_of(rank) || empty.contains(id)) memory_.drop(id, part, rank);
     });
   }
   for (const BlockId id :
