@@ -25,6 +25,7 @@ PlanBuilder::PlanBuilder(Memory& memory, TablePool& tables, StepId step, int64_t
 }
 
 bool PlanBuilder::add_decode(Sequence& sequence) {
+  if (sequence.widening() && is_wide(sequence)) apply_next(sequence, memory_);
   if (!load(sequence)) return false;  // of one that comes in again
   if (rows_left_ < 1 || samples_left_ < 1) return false;
   std::vector<uint32_t> drafts;
@@ -153,7 +154,6 @@ void PlanBuilder::add_spills() {
 
 // Takes the pages of the next rows, and those of a switch. Returns how many rows have their pages.
 int64_t PlanBuilder::hold_rows(Sequence& sequence, int64_t rows) {
-  if (sequence.widening()) widen(sequence);
   if (sequence.needs_switch && !hold_switch(sequence)) return 0;
   const int64_t last = ceil_div(sequence.scheduled + rows, block_tokens_);
   for (int64_t index = std::max(sequence.scheduled / block_tokens_, sequence.held_blocks); index < last;
@@ -169,11 +169,24 @@ int64_t PlanBuilder::hold_rows(Sequence& sequence, int64_t rows) {
   return rows;
 }
 
-// Copies blocks that nobody writes any more to where the next placement wants them, as many as the plan may
-// carry. When all are there, the plan applies the change.
+// Every block that nobody writes any more is where the next placement wants it.
+bool PlanBuilder::is_wide(Sequence& sequence) const {
+  const auto lacks = [&](const Block& block) {
+    for (int part = 0; part < memory_.parts(); ++part) {
+      if ((memory_.wanted(block, part, sequence.next->residency) & ~block.part(part).valid) != 0) return true;
+    }
+    return false;
+  };
+  for (; (sequence.widened + 1) * block_tokens_ <= sequence.computed; ++sequence.widened) {
+    if (lacks(memory_.block(memory_.at(sequence.blocks, sequence.widened)))) return false;
+  }
+  return true;
+}
+
+// Copies as many such blocks as the plan may carry.
 void PlanBuilder::widen(Sequence& sequence) {
   const kv::Residency& residency = sequence.next->residency;
-  for (; (sequence.widened + 1) * block_tokens_ <= sequence.computed; ++sequence.widened) {
+  for (; !is_wide(sequence); ++sequence.widened) {
     Block& block = memory_.block(memory_.at(sequence.blocks, sequence.widened));
     int64_t pages = 0, bytes = 0;
     for (int part = 0; part < memory_.parts(); ++part) {
@@ -181,7 +194,6 @@ void PlanBuilder::widen(Sequence& sequence) {
       pages += ranks;
       bytes += ranks * limits_.geometry.page_bytes(block.part(part).stream);
     }
-    if (pages == 0) continue;
     const bool fits = bytes <= copy_bytes_left_ && std::ssize(plan_.copies) + pages <= limits_.max_copies();
     if (!plan_.copies.empty() && !fits) return;
     if (!memory_.hold(block.id, residency, sequence.reserved, false)) return;
@@ -189,7 +201,6 @@ void PlanBuilder::widen(Sequence& sequence) {
       fill_part(sequence, block, part, memory_.wanted(block, part, residency));
     copy_bytes_left_ -= bytes;
   }
-  apply_next(sequence, memory_);
 }
 
 bool PlanBuilder::hold_switch(Sequence& sequence) { return tables_.available() && hold_target(sequence); }
@@ -358,6 +369,7 @@ void PlanBuilder::write_entries(const Sequence& sequence, const Block& block, Pa
 void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::vector<uint32_t> drafts,
                            int64_t guesses) {
   if (sequence.needs_switch) apply_switch(sequence);
+  if (sequence.next) widen(sequence);
   write_table(sequence, rows + std::max<int64_t>(guesses - 1, 0));
   const Placement& placement = sequence.placement;
   const auto turn = number(plan_.step) + plan_.spans.size();

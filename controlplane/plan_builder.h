@@ -64,6 +64,7 @@ class PlanBuilder {
   enum class Loaded : uint8_t { kPlanned, kPlanFull, kNoPage };
   Loaded load(const Load& what, PageCounts& reserved);
   int64_t hold_rows(Sequence& sequence, int64_t rows);
+  bool is_wide(Sequence& sequence) const;
   void widen(Sequence& sequence);
   bool hold_switch(Sequence& sequence);
   bool hold_target(Sequence& sequence);

@@ -99,7 +99,7 @@ std::optional<PageCounts> need_of_both(const Sequence& sequence, const Memory& m
   // Pages outside its placement that an earlier change left will be dropped, in use or not.
   const bool settled =
       sequence.has_table && !sequence.needs_switch && (!sequence.thin || sequence.widening());
-  if (!settled || sequence.host_blocks > 0 || price.bytes_moved <= limits.copy_plan_bytes) return {};
+  if (!settled || sequence.prefilling() || price.bytes_moved <= limits.copy_plan_bytes) return {};
   PageCounts need = pages_to_take(sequence, memory, sequence.placement.residency);
   need += price.need;
   if (slack_of(sequence, memory, need) < 0) return {};

@@ -210,6 +210,8 @@ TEST_P(Hash, EveryTokenIsTheOracles) {
                                         "--threads-per-worker",
                                         "1"};
   if (s.spare) arguments.push_back("--spare");
+  // Changes of long ones are spread over steps.
+  arguments.insert(arguments.end(), {"--copy-step", "4KiB"});
   const bool host = *s.host_write != 0;
   if (host) arguments.insert(arguments.end(), {"--host-pool", "64MiB", "--host-write", s.host_write});
   Daemon daemon(arguments, model);
