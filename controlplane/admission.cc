@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "controlplane/host_context.h"
 #include "proto/vocab/check.h"
 
 namespace weft::controlplane {
@@ -29,9 +30,9 @@ int64_t slack_of(const PageCounts& room, const PageCounts& need, int rank_count)
 }
 
 // The placement (rank of a dp wish) and origin that leave the tightest pool the most room. `hits` fix the
-// origin and need pages only where they are not resident.
+// origin and need pages only where they are not resident. `window`: of a context that lies on the host.
 Choice choose(const Limits& limits, const GroupingWish& wish, const Memory* memory, const BlockPath& hits,
-              int64_t block_count, const PageCounts& room, int turn) {
+              int64_t block_count, const PageCounts& room, int turn, int64_t window) {
   Choice best;
   for (const int dp_rank : placement_choices(limits, wish.decode)) {
     const Placement placement = placement_of(limits, wish.decode, wish.index, dp_rank);
@@ -42,6 +43,8 @@ Choice choose(const Limits& limits, const GroupingWish& wish, const Memory* memo
     for (int i = 0; i < limits.places(); ++i) {
       const int origin = hit ? memory->block(hits.tail).origin : (turn + i) % limits.places();
       Choice choice{placement, origin, needs.pages(origin), 0};
+      if (window > 0)
+        choice.need = host_context_pages(limits, placement.residency, origin, block_count, window);
       choice.need += widening;
       choice.slack = slack_of(room, choice.need, limits.rank_count);
       if (choice.slack > best.slack) best = choice;
@@ -72,8 +75,7 @@ Error too_large(const Limits& limits, const Choice& choice, const PageCounts& po
 
 }  // namespace
 
-Result<void> check_fits_alone(const Limits& limits, int64_t prompt, int64_t max_tokens,
-                              const GroupingWish& wish) {
+Result<void> check_shape(const Limits& limits, int64_t prompt, int64_t max_tokens, const GroupingWish& wish) {
   TRY_VOID(kv::validate_decode(wish.decode, limits.places()));
   TRY_VOID(kv::validate_mechanisms(wish.mechanisms, wish.decode));
   // Subtracted, not added: max_tokens may be absurd.
@@ -84,11 +86,26 @@ Result<void> check_fits_alone(const Limits& limits, int64_t prompt, int64_t max_
                      std::to_string(limits.max_context) + " tokens",
                  prompt >= limits.max_context ? "prompt" : "max_tokens");
   }
+  return {};
+}
+
+Result<void> check_fits_alone(const Limits& limits, int64_t prompt, int64_t max_tokens,
+                              const GroupingWish& wish, int64_t window) {
+  TRY_VOID(check_shape(limits, prompt, max_tokens, wish));
+  const int64_t copies = full_blocks(limits, prompt + max_tokens - 1), most = limits.host_copies();
+  if (window > 0 && copies > most) {
+    return error(ErrorCode::kTooLarge,
+                 "prompt and answer of " + std::to_string(prompt) + " + " + std::to_string(max_tokens) +
+                     " tokens need " + std::to_string(copies) + " blocks of the host pool, which has " +
+                     std::to_string(most) + ", for " + std::to_string(most * limits.geometry.block_tokens) +
+                     " tokens",
+                 full_blocks(limits, prompt) > most ? "prompt" : "max_tokens");
+  }
   PageCounts pools;
   for_each_pool(limits.rank_count,
                 [&](kv::Stream stream, int rank) { pools.at(stream, rank) = limits.pages(stream, rank); });
   const auto best_for = [&](int64_t rows) {
-    return choose(limits, wish, nullptr, {}, ceil_div(rows, limits.geometry.block_tokens), pools, 0);
+    return choose(limits, wish, nullptr, {}, ceil_div(rows, limits.geometry.block_tokens), pools, 0, window);
   };
   const Choice whole = best_for(prompt + max_tokens - 1);
   if (whole.slack >= 0) return {};
@@ -102,7 +119,7 @@ std::pair<BlockPath, Choice> plan_admission(const Sequence& sequence, const Memo
                                             int turn) {
   const Limits& limits = memory.limits();
   BlockPath hits;
-  if (use_hits && sequence.use_prefix_cache) {
+  if (use_hits && sequence.use_prefix_cache && !sequence.host_context) {
     const PrefixCache::Match found = memory.cache().find(sequence.hashes, sequence.likely_blocks);
     hits.tail = found.tail;
     hits.registered = found.blocks;
@@ -113,7 +130,9 @@ std::pair<BlockPath, Choice> plan_admission(const Sequence& sequence, const Memo
                 [&](kv::Stream stream, int rank) { room.at(stream, rank) = memory.room(stream, rank); });
   if (hits.size() > 0) room -= memory.cache().unused_pages(hits.tail);
   const int64_t block_count = ceil_div(sequence.row_count(), limits.geometry.block_tokens);
-  const Choice choice = choose(limits, sequence.wish, &memory, hits, block_count, room, turn);
+  Choice choice = choose(limits, sequence.wish, &memory, hits, block_count, room, turn, sequence.host_window);
+  if (sequence.host_context)
+    choice.slack = std::min(choice.slack, memory.host().room() - copies_to_lock(sequence, memory, use_hits));
   return {std::move(hits), choice};
 }
 }  // namespace
@@ -135,8 +154,10 @@ bool try_admit(Sequence& sequence, Memory& memory, bool use_hits, int turn) {
   const bool looks = use_hits && sequence.use_prefix_cache;
   sequence.host_first = hits.registered;
   sequence.host_blocks = looks ? memory.host().match(sequence.hashes, hits.registered) : 0;
+  sequence.host_blocks = memory.host().lockable(sequence.hashes, sequence.host_first, sequence.host_blocks);
   memory.lock_host(sequence.hashes, sequence.host_first, sequence.host_blocks);
   for (int64_t i = 0; i < sequence.host_blocks; ++i) memory.extend(sequence.blocks, choice.origin);
+  if (sequence.host_context) enter_host(sequence, memory);
   memory.reserve(choice.need);
   sequence.reserved = choice.need;
   sequence.placement = choice.placement;

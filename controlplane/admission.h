@@ -15,8 +15,12 @@ namespace weft::controlplane {
 
 // Whether prompt and answer fit the context, and the pools when they are empty. kTooLarge names field and
 // limit.
+// `window`: 0, or that of a context that lies on the host (host_context.h); then the host pool must hold it,
+// too.
 Result<void> check_fits_alone(const Limits& limits, int64_t prompt, int64_t max_tokens,
-                              const GroupingWish& wish);
+                              const GroupingWish& wish, int64_t window = 0);
+// What of that depends on no pool.
+Result<void> check_shape(const Limits& limits, int64_t prompt, int64_t max_tokens, const GroupingWish& wish);
 
 // Whether try_admit() would succeed now.
 bool can_admit(const Sequence& sequence, const Memory& memory, bool use_hits, int turn);

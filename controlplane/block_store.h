@@ -48,6 +48,7 @@ struct Block {
   int origin = 0;       // of its chain
   std::vector<BlockPart> parts;
   StepId copy_step{0};
+  bool on_host = false;  // its entries lie in the host pool alone (host_context.h)
 
   RunId run = kNoRun;  // of the prefix cache; none: it belongs to one sequence alone
   kv::BlockHash hash;  // its identity, in a run

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "controlplane/admission.h"
+#include "controlplane/host_context.h"
 #include "proto/vocab/check.h"
 
 namespace weft::controlplane {
@@ -65,6 +66,9 @@ Plan ControlPlane::issue(PlanBuilder& builder) {
 // Decode rows first, then prompts. A suspect runs by itself and without drafts; others
 // run meanwhile only if no suspect can.
 void ControlPlane::fill(PlanBuilder& builder) {
+  for (Sequence* sequence : running_) {
+    if (sequence->host_context) builder.sink(*sequence);
+  }
   for (const RequestId id : suspects_) {
     Sequence& sequence = *sequences_.at(id);
     if (!sequence.runnable()) continue;
@@ -116,7 +120,8 @@ void ControlPlane::prefetch(PlanBuilder& builder) {
   if (!memory_.host().on() || builder.copies() || running_.empty()) return;
   for (size_t i = 0; i < std::min(waiting_.size(), kAhead); ++i) {
     Sequence& next = *waiting_[i];
-    if (!next.use_prefix_cache || is_prefetched(next.id) || next.no_prefetch_at == memory_.changes())
+    if (!next.use_prefix_cache || next.host_context || is_prefetched(next.id) ||
+        next.no_prefetch_at == memory_.changes())
       continue;
     const PrefixCache::Match found = memory_.cache().find(next.hashes, next.likely_blocks);
     if (found.blocks < next.prefetched || !memory_.host().has(next.hashes, found.blocks)) continue;
@@ -240,8 +245,9 @@ void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
     refuse(unknown_parent(event.parent));
     return;
   }
-  if (const auto fits = check_fits(prompt, event.max_tokens, event.grouping); !fits) {
-    refuse(fits.error());
+  const Result<int64_t> window = choose_window(event, prompt);
+  if (!window) {
+    refuse(window.error());
     return;
   }
   if (waiting_count() >= limits_.max_waiting && !change_) admit_waiting(now);
@@ -271,6 +277,8 @@ void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
   sequence.use_prefix_cache = event.use_prefix_cache;
   sequence.digest = event.digest;
   sequence.priority = event.priority;
+  sequence.host_context = *window > 0;
+  sequence.host_window = *window;
   if (event.deadline) sequence.deadline = now + *event.deadline;
   sequence.arrived = now;
   if (event.speculation.source == DraftSource::kLookup) sequence.text = sequence.tokens.copy();
@@ -283,6 +291,31 @@ void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
   waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), &sequence,
                                    [](const Sequence* a, const Sequence* b) { return a->before(*b); }),
                   &sequence);
+}
+
+// How a request's context lies: 0, in device pools; else on the host, with a window of so many blocks, the
+// widest that fits.
+Result<int64_t> ControlPlane::choose_window(const RequestArrived& event, int64_t prompt) const {
+  const auto fits = [&](int64_t window) {
+    return check_fits(prompt, event.max_tokens, event.grouping, window);
+  };
+  TRY_VOID(check_shape(limits_, prompt, event.max_tokens, event.grouping));
+  const auto device = event.context == ContextPlace::kHost ? Result<void>() : fits(0);
+  if (event.context == ContextPlace::kDevice || (event.context == ContextPlace::kAuto && device))
+    return device ? Result<int64_t>(0) : device.error();
+  Result<void> host = check_host_contexts(limits_);
+  if (host && !event.use_prefix_cache)
+    host = error(ErrorCode::kInvalidArgument, "a context on the host needs the prefix cache", "context");
+  const bool possible = host.has_value();
+  for (int64_t window = limits_.host_window; possible && window > 0; window /= 2) {
+    host = fits(window);
+    if (host) return window;
+  }
+  if (device) return host.error();
+  if (!possible) return device.error();
+  return error(device.error().code,
+               device.error().message + "; with the context on the host, " + host.error().message,
+               device.error().field);
 }
 
 void ControlPlane::end_late(Time now, Notices& notices) {
@@ -439,7 +472,9 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
     return notice;
   }
   if (!sequence.running) {
-    if (auto fits = check_fits_alone(limits_, sequence.prompt, sequence.max_tokens, priced); !fits) {
+    if (auto fits =
+            check_fits_alone(limits_, sequence.prompt, sequence.max_tokens, priced, sequence.host_window);
+        !fits) {
       notice.error = fits.error();
       return notice;
     }

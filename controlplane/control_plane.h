@@ -113,6 +113,8 @@ class ControlPlane {
   void register_blocks(Sequence& sequence);
   std::vector<PlanRecord> withdraw();
   void unlock_host(Sequence& sequence);
+  void take_host_block(Sequence& sequence, const Sunk& sunk);
+  void distrust_own_copies(const Sequence& sequence);
   void undo(const PlanRecord& record);
   void roll_back(Sequence& sequence, const std::vector<PlanRecord>& abandoned);
   void finish(Sequence& sequence, FinishReason reason, Error failure, Notices& notices);
@@ -135,7 +137,8 @@ class ControlPlane {
   void undo_moves();
   void drop_moved();
   void end_change(Time now, Error failure, Notices& notices);
-  Result<void> check_fits(int64_t prompt, int64_t max_tokens, const GroupingWish& wish);
+  Result<void> check_fits(int64_t prompt, int64_t max_tokens, const GroupingWish& wish, int64_t window) const;
+  Result<int64_t> choose_window(const RequestArrived& event, int64_t prompt) const;
   Plan issue(PlanBuilder& builder);
 
   Limits limits_;  // of which the topology changes

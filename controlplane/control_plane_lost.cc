@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "controlplane/control_plane.h"
+#include "controlplane/host_context.h"
 #include "proto/vocab/check.h"
 
 namespace weft::controlplane {
@@ -38,7 +39,7 @@ void ControlPlane::on(Time now, const MemoryLost& event, Notices& notices) {
     bool whole = true;
     for (int part = 0; part < memory_.parts(); ++part) {
       memory_.set_valid(block, part, event.rank, false);
-      whole = whole && block.part(part).valid != 0;
+      whole = whole && (block.part(part).valid != 0 || memory_.only_on_host(block, part));
     }
     if (!whole) lost.push_back(id);
   }
@@ -75,6 +76,7 @@ void ControlPlane::unschedule(Sequence& sequence) {
 void ControlPlane::replay(Sequence& sequence) {
   memory_.chain_unused({});  // it has not ended
   unlock_host(sequence);
+  leave_host(sequence, memory_);
   memory_.release(sequence.blocks);
   memory_.unreserve(sequence.reserved);
   sequence.reserved = {};

@@ -32,6 +32,8 @@ std::optional<RequestSnapshot> ControlPlane::request(RequestId id) const {
   snapshot.wish = sequence->wish;
   snapshot.placement = sequence->target();
   snapshot.origin = sequence->origin;
+  snapshot.host_context = sequence->host_context;
+  snapshot.host_blocks = sequence->host_blocks_count();
   snapshot.change_waits = sequence->next.has_value();
   snapshot.switching = sequence->next.has_value() || sequence->thin;
   snapshot.arrived = sequence->arrived;
@@ -103,6 +105,7 @@ std::optional<ContextTail> ControlPlane::context(RequestId id) const {
 Counters ControlPlane::counters() const {
   Counters counters = counters_;
   counters.evicted_blocks = memory_.evicted_blocks();
+  for (const Sequence* sequence : running_) counters.host_contexts += sequence->host_context ? 1 : 0;
   return counters;
 }
 
@@ -119,7 +122,7 @@ void ControlPlane::check_invariants() const {
   PageCounts reserved;
   int64_t tables = 0;
   std::vector<BlockId> locks;
-  int64_t own_blocks = 0;
+  int64_t own_blocks = 0, promised = 0;
   for (const Sequence* sequence : running_) {
     const Sequence& s = *sequence;
     reserved += s.reserved;
@@ -133,10 +136,17 @@ void ControlPlane::check_invariants() const {
     memory_.for_each(s.blocks, 0, [&](const Block& block) {
       CHECK(memory_.used(block) && block.index == index && block.origin == s.origin);
       CHECK_EQ(block.run != kNoRun, index < s.blocks.registered);
+      CHECK_EQ(block.on_host, index < s.host_blocks_count());
       ++index;
     });
     CHECK_EQ(index, s.blocks.size());
     CHECK_EQ(s.suspect_until > 0, std::find(suspects_.begin(), suspects_.end(), s.id) != suspects_.end());
+    promised += s.host_promised;
+    int64_t sinking = 0;
+    for (const PlanRecord& record : in_flight_) {
+      for (const Sunk& sunk : record.sunk) sinking += sunk.request == s.id ? 1 : 0;
+    }
+    CHECK_EQ(sinking, s.sinking);
     if (!s.needs_switch && !s.next) CHECK(s.reserved == pages_to_take(s, memory_, s.placement.residency));
     if (s.widening()) {
       const PageCounts old = pages_to_take(s, memory_, s.placement.residency);
@@ -153,6 +163,7 @@ void ControlPlane::check_invariants() const {
   }
   for (const Sequence* sequence : waiting_) CHECK(!sequence->running && sequence->blocks.size() == 0);
   CHECK(reserved == memory_.reserved());
+  CHECK_EQ(promised, memory_.host().promised());
   CHECK(std::is_sorted(waiting_.begin(), waiting_.end(),
                        [](const Sequence* a, const Sequence* b) { return a->before(*b); }));
   // Nothing that could let the first waiting request in goes unnoticed.
@@ -166,6 +177,7 @@ void ControlPlane::check_invariants() const {
   std::vector<kv::BlockHash> copies;
   for (const auto& [id, s] : sequences_) {
     for (int64_t i = 0; i < s->host_blocks; ++i) copies.push_back(s->hashes[s->host_first + i]);
+    copies.insert(copies.end(), s->host_copies.begin(), s->host_copies.end());
   }
   for (const Prefetch& one : prefetches_) copies.insert(copies.end(), one.hashes.begin(), one.hashes.end());
   memory_.host().check_locks(copies);

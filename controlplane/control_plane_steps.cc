@@ -1,5 +1,6 @@
 // What becomes of plans: acknowledged by all ranks, or abandoned.
 #include "controlplane/control_plane.h"
+#include "controlplane/host_context.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,6 +14,9 @@ void ControlPlane::complete(const PlanRecord& record, Notices& notices) {
   tables_.complete(record.step);
   notices.reserve(notices.size() + 2 * record.spans.size());
   memory_.spilled(record.spilled);
+  for (const Sunk& sunk : record.sunk) {
+    if (Sequence* sequence = find(sunk.request)) take_host_block(*sequence, sunk);
+  }
   end_prefetches(record.step, true);
   counters_.spilled_bytes +=
       std::ssize(record.spilled) * limits_.geometry.block_tokens * limits_.geometry.token_bytes();
@@ -107,7 +111,7 @@ void ControlPlane::count_drafts(Sequence& sequence, const SpanRecord& span, int6
 
 // Full blocks whose rows all ranks have acknowledged can be shared from now on.
 void ControlPlane::register_blocks(Sequence& sequence) {
-  if (!sequence.use_prefix_cache) return;
+  if (!sequence.use_prefix_cache || sequence.host_context) return;
   const int64_t block_tokens = limits_.geometry.block_tokens;
   while (sequence.registers && (sequence.blocks.registered + 1) * block_tokens <= sequence.computed) {
     const int64_t index = sequence.blocks.registered;
@@ -120,6 +124,12 @@ void ControlPlane::register_blocks(Sequence& sequence) {
     sequence.registers =
         memory_.insert(sequence.blocks, sequence.hashes[index], sequence.placement.residency);
   }
+}
+
+// One after the other: behind one whose copy did not come, others begin again.
+void ControlPlane::take_host_block(Sequence& sequence, const Sunk& sunk) {
+  --sequence.sinking;
+  if (sunk.block == sequence.host_blocks_count()) begin_host_block(sequence, memory_, sunk.copy);
 }
 
 // What it counted on lies in its own pages now, or is wanted no more.
@@ -148,12 +158,14 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
   // What a failed request has computed itself is not trusted; one that is late has not failed.
   if (reason == FinishReason::kError && !late && sequence.blocks.registered > sequence.hit_blocks)
     memory_.distrust(memory_.at(sequence.blocks, sequence.hit_blocks));
+  if (reason == FinishReason::kError && !late && sequence.host_context) distrust_own_copies(sequence);
   if (sequence.running && sequence.use_prefix_cache) {
     // Its next request surely begins with the prompt; the answer may come back changed.
     const int64_t prompt = sequence.prompt / limits_.geometry.block_tokens;
     memory_.chain_unused(sequence.history, sequence.hashes, prompt > 0 ? prompt : sequence.hashes.size());
   }
   unlock_host(sequence);
+  leave_host(sequence, memory_);
   memory_.release(sequence.blocks);
   if (sequence.use_prefix_cache && (reason != FinishReason::kError || late)) {
     contexts_.keep(sequence.id, {std::move(sequence.tokens), std::move(sequence.hashes), sequence.root});
@@ -165,6 +177,18 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
   std::erase(waiting_, &sequence);
   if (sequence.deadline) deadlines_.erase({*sequence.deadline, sequence.id});
   sequences_.erase(sequence.id);
+}
+
+// Of the blocks that it computed itself, those that are there and those on their way.
+void ControlPlane::distrust_own_copies(const Sequence& sequence) {
+  std::vector<kv::BlockHash> own(sequence.host_copies.begin() + sequence.hit_blocks,
+                                 sequence.host_copies.end());
+  for (const PlanRecord& record : in_flight_) {
+    for (const Sunk& sunk : record.sunk) {
+      if (sunk.request == sequence.id) own.push_back(sunk.copy);
+    }
+  }
+  memory_.distrust_copies(own);
 }
 
 // ---- abandoned plans ------------------------------------------------------------------------------------
@@ -219,6 +243,9 @@ void ControlPlane::undo(const PlanRecord& record) {
     memory_.set_valid(*block, change->part, change->rank, !change->made_valid);
   }
   memory_.spills_lost(record.spilled);
+  for (const Sunk& sunk : record.sunk) {
+    if (Sequence* sequence = find(sunk.request)) --sequence->sinking;
+  }
   for (const ValidChange& change : record.changes) {
     Block* block = memory_.find_block(change.block, change.serial);
     if (block != nullptr && !memory_.used(*block)) memory_.drop_invalid(change.block);

@@ -112,13 +112,14 @@ void ControlPlane::end_change(Time now, Error failure, Notices& notices) {
 // -------------------------------------------------------------------------
 
 // Under both topologies, while one may become the other.
-Result<void> ControlPlane::check_fits(int64_t prompt, int64_t max_tokens, const GroupingWish& wish) {
-  TRY_VOID(check_fits_alone(limits_, prompt, max_tokens, wish));
+Result<void> ControlPlane::check_fits(int64_t prompt, int64_t max_tokens, const GroupingWish& wish,
+                                      int64_t window) const {
+  TRY_VOID(check_fits_alone(limits_, prompt, max_tokens, wish, window));
   if (!change_) return {};
   Limits other = limits_;
   for (const kv::Topology& topology : {change_->before, change_->after}) {
     other.topology = topology;
-    TRY_VOID(check_fits_alone(other, prompt, max_tokens, fitted(wish, topology.count())));
+    TRY_VOID(check_fits_alone(other, prompt, max_tokens, fitted(wish, topology.count()), window));
   }
   return {};
 }
@@ -127,7 +128,7 @@ Result<void> ControlPlane::check_fits(int64_t prompt, int64_t max_tokens, const 
 Result<void> ControlPlane::begin_moving() {
   for (const Sequence* sequence : waiting_) {
     const auto fits = check_fits_alone(limits_, sequence->prompt, sequence->max_tokens,
-                                       fitted(sequence->wish, limits_.places()));
+                                       fitted(sequence->wish, limits_.places()), sequence->host_window);
     if (!fits) return about(sequence->id, "waits, and would not fit", fits.error());
   }
   for (Sequence* sequence : running_) {
@@ -218,6 +219,7 @@ void ControlPlane::commit_change() {
     sequence->needs_switch = true;  // the next plan writes a new table
     sequence->thin = false;
     thin_blocks(*sequence, memory_);
+    memory_.drop_hot(sequence->hot, leaving);
     for_each_rank(leaving, [&](int rank) {
       for (const kv::Stream stream : kv::kAllStreams) CHECK_EQ(sequence->reserved.at(stream, rank), 0);
     });
@@ -236,8 +238,9 @@ void ControlPlane::commit_change() {
 void ControlPlane::drop_from(BlockId id, RankMask ranks) {
   if (!memory_.exists(id)) return;  // hung below one that went
   const Block& block = memory_.block(id);
-  const bool lost = std::any_of(block.parts.begin(), block.parts.end(),
-                                [&](const BlockPart& part) { return (part.valid & ~ranks) == 0; });
+  bool lost = false;
+  for (int part = 0; part < memory_.parts(); ++part)
+    lost = lost || ((block.part(part).valid & ~ranks) == 0 && !memory_.only_on_host(block, part));
   if (lost) {
     CHECK(!memory_.used(block), "a block in use was left behind");
     return memory_.forget(id);

@@ -36,6 +36,11 @@ struct GroupingWish {
   friend bool operator==(const GroupingWish&, const GroupingWish&) = default;
 };
 
+// Where the entries of a request's full blocks lie (host_context.h). kAuto: on the host if they do not fit
+// the device pools.
+enum class ContextPlace : uint8_t { kAuto, kDevice, kHost };
+Result<ContextPlace> parse_context_place(const std::string& text);  // "auto", "device", "host"
+
 struct RequestArrived {
   RequestId request{};
   // An ended request whose context this one goes on from (ControlPlane::context()); 0: none. Unknown ones are
@@ -51,6 +56,7 @@ struct RequestArrived {
   GroupingWish grouping;
   Speculation speculation;
   bool use_prefix_cache = true;
+  ContextPlace context = ContextPlace::kAuto;
   bool digest = false;  // of the logits of every row that is computed; those of a prefix hit are not
   int priority = 0;     // smaller is more urgent
   std::optional<Duration> deadline = {};  // from now; a request that has not ended by then ends with an error

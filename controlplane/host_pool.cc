@@ -9,6 +9,7 @@ namespace weft::controlplane {
 HostPool::HostPool(const Limits& limits)
     : geometry_(limits.geometry), on_(limits.host_pages[0] + limits.host_pages[1] > 0) {
   for (const int64_t pages : limits.host_pages) pools_.emplace_back(pages);
+  capacity_ = limits.host_copies();
 }
 
 HostPool::State HostPool::state(const kv::BlockHash& hash) const {
@@ -25,7 +26,27 @@ int64_t HostPool::match(const Identities& identities, int64_t first) const {
   return index - first;
 }
 
+int64_t HostPool::unlocked(const Identities& identities, int64_t first, int64_t count) const {
+  int64_t copies = 0;
+  for (int64_t index = first; index < first + count; ++index)
+    copies += copies_.at(identities[index]).locks == 0 ? 1 : 0;
+  return copies;
+}
+
+int64_t HostPool::lockable(const Identities& identities, int64_t first, int64_t count) const {
+  int64_t left = room();
+  for (int64_t index = first; index < first + count; ++index) {
+    if (copies_.at(identities[index]).locks == 0 && --left < 0) return index - first;
+  }
+  return count;
+}
+
 HostPool::Room HostPool::begin(const kv::BlockHash& hash, const kv::BlockHash& parent, StepId fence) {
+  return room() < 1 ? Room::kNone : take(hash, parent, fence, false);
+}
+
+HostPool::Room HostPool::take(const kv::BlockHash& hash, const kv::BlockHash& parent, StepId fence,
+                              bool promised) {
   CHECK(!copies_.contains(hash));
   bool now = true;
   for (const kv::Stream stream : kv::kAllStreams) {
@@ -40,6 +61,8 @@ HostPool::Room HostPool::begin(const kv::BlockHash& hash, const kv::BlockHash& p
   Copy& copy = copies_[hash];
   copy.serial = ++serials_;
   copy.parent = parent;
+  copy.promised = promised;
+  bound_ += binds(copy);
   for (int part = 0; part < geometry_.parts(); ++part)
     copy.pages.push_back(pool(geometry_.stream_of(part)).take().value());
   return Room::kTaken;
@@ -48,6 +71,7 @@ HostPool::Room HostPool::begin(const kv::BlockHash& hash, const kv::BlockHash& p
 void HostPool::arrived(const HostCopyId& copy) {
   const auto found = copies_.find(copy.hash);
   if (found == copies_.end() || found->second.serial != copy.serial) return;
+  bound_ -= binds(found->second);
   found->second.there = true;
   enter(copy.hash, found->second);
 }
@@ -61,7 +85,7 @@ void HostPool::lock(const kv::BlockHash& hash) {
   Copy& copy = copies_.at(hash);
   CHECK(copy.there);
   if (copy.locks == 0) leave(copy);
-  ++copy.locks;
+  bound_ += copy.locks++ == 0 ? 1 : 0;
 }
 
 void HostPool::unlock(const kv::BlockHash& hash, StepId fence) {
@@ -70,6 +94,7 @@ void HostPool::unlock(const kv::BlockHash& hash, StepId fence) {
   Copy& copy = found->second;
   CHECK_GT(copy.locks, 0);
   if (--copy.locks > 0) return;
+  --bound_;
   enter(hash, copy);
   if (copy.forgotten) erase(found, fence);
 }
@@ -112,6 +137,7 @@ void HostPool::leave(Copy& copy) { order_.erase(copy.place); }
 
 void HostPool::erase(Copies::iterator copy, StepId fence) {
   if (evictable(copy->second)) leave(copy->second);
+  bound_ -= binds(copy->second);
   for (int part = 0; part < geometry_.parts(); ++part) {
     pool(geometry_.stream_of(part))
         .give_back(copy->second.pages[static_cast<size_t>(part)], fence, completed_);
@@ -134,6 +160,7 @@ void HostPool::check_invariants() const {
   std::array<int64_t, kv::kStreams> owned{};
   std::array<std::unordered_set<uint32_t>, kv::kStreams> seen;
   size_t in_order = 0;
+  int64_t bound = 0;
   for (const auto& [hash, copy] : copies_) {
     CHECK_EQ(static_cast<int>(copy.pages.size()), geometry_.parts());
     for (int part = 0; part < geometry_.parts(); ++part) {
@@ -144,11 +171,14 @@ void HostPool::check_invariants() const {
       ++owned[stream];
     }
     CHECK(copy.there || copy.locks == 0);
+    bound += binds(copy);
     if (!evictable(copy)) continue;
     ++in_order;
     CHECK(*copy.place == hash);
   }
   CHECK_EQ(in_order, order_.size());
+  CHECK_EQ(bound, bound_);
+  CHECK_GE(promised_, 0);
   for (size_t stream = 0; stream < pools_.size(); ++stream) {
     pools_[stream].check_invariants();
     CHECK_EQ(owned[stream], pools_[stream].taken_count());

@@ -35,6 +35,13 @@ struct ValidChange {
   bool made_valid = false;
 };
 
+// A block that a sequence sends to the host; its spill is one of those that the plan makes.
+struct Sunk {
+  RequestId request{};
+  int64_t block = 0;
+  kv::BlockHash copy;
+};
+
 struct PlanRecord {
   StepId step{};
   RankMask ranks = 0;  // that take part
@@ -42,6 +49,7 @@ struct PlanRecord {
   std::vector<SpanRecord> spans;
   std::vector<ValidChange> changes;
   std::vector<HostCopyId> spilled;  // there when it is done
+  std::vector<Sunk> sunk;
   int64_t loaded_bytes = 0;
   std::vector<std::optional<Sample>> samples;  // by index
   bool alone = false;                          // one suspect sequence by itself

@@ -39,6 +39,8 @@ Result<void> validate(const Limits& limits) {
   for (const int64_t pages : limits.host_pages) {
     TRY_VOID(require(pages >= 0, "host_pages", "must not be negative"));
   }
+  TRY_VOID(require(limits.hot_tokens >= 0, "hot_tokens", "must not be negative"));
+  TRY_VOID(require(limits.host_window >= 1, "host_window", "must be at least 1"));
   TRY_VOID(require(limits.max_context >= 2, "max_context", "must hold a prompt token and an answer token"));
   TRY_VOID(require(limits.max_running >= 1, "max_running", "must be at least 1"));
   TRY_VOID(require(limits.max_waiting >= 1, "max_waiting", "must be at least 1"));

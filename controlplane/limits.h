@@ -5,6 +5,7 @@
 // tokens, blocks and pages are counts.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -35,6 +36,10 @@ struct Limits {
   // The second tier (host_pool.h), by stream; none: there is no such tier.
   std::array<int64_t, kv::kStreams> host_pages{};
   HostWrite host_write = HostWrite::kBack;
+  // Of contexts that lie on the host (host_context.h): tokens of a hot buffer, over all ranks that divide a
+  // context; 0: none. Blocks whose entries may be on devices at once.
+  int64_t hot_tokens = 0;
+  int64_t host_window = 64;
   int64_t host_plan_bytes =
       64 * kMiB;  // that one plan moves each way and for each rank, at most or one block
 
@@ -71,6 +76,12 @@ struct Limits {
   // Copies that one plan can carry, and as many loads and as many spills: those of one sequence that spreads
   // from one rank to all.
   int64_t max_copies() const { return table_blocks() * kv::max_block_pages(geometry, rank_count); }
+  // Copies of blocks that the host pool can hold.
+  int64_t host_copies() const {
+    int64_t copies = host_pages[0] / std::max<int64_t>(1, geometry.stream(kv::Stream::kEntries).used_parts());
+    const int64_t parts = geometry.stream(kv::Stream::kIndexKeys).used_parts();
+    return parts > 0 ? std::min(copies, host_pages[1] / parts) : copies;
+  }
   int64_t pages(kv::Stream stream, int rank) const {
     return pool_pages[static_cast<size_t>(rank)][static_cast<size_t>(stream)];
   }

@@ -149,6 +149,7 @@ bool Memory::add_page(Block& block, int part, int rank) {
 }
 
 RankMask Memory::wanted(const Block& block, int part, const kv::Residency& residency) const {
+  if (only_on_host(block, part)) return 0;
   if (!holders_ || !holders_->table.is_of(residency, block.origin)) {
     const kv::Topology ranks = limits_.active();
     holders_.emplace(kv::HolderTable(limits_.geometry, residency, block.origin, ranks.count()), ranks);
@@ -252,9 +253,15 @@ std::optional<PageId> Memory::take_page(kv::Stream stream, int rank) {
 HostPool::Room Memory::spill(const Block& block) {
   const kv::BlockHash parent =
       block.index == 0 ? kv::BlockHash{} : this->block(cache_.at(block.id, block.index - 1)).hash;
-  const HostPool::Room room = host_.begin(block.hash, parent, issued_);
+  return spill(block, block.hash, parent, false);
+}
+
+HostPool::Room Memory::spill(const Block& block, const kv::BlockHash& name, const kv::BlockHash& parent,
+                             bool promised) {
+  const HostPool::Room room =
+      promised ? host_.begin_promised(name, parent, issued_) : host_.begin(name, parent, issued_);
   if (room != HostPool::Room::kTaken) return room;
-  spills_.ids.push_back(host_.id(block.hash));
+  spills_.ids.push_back(host_.id(name));
   spills_.bytes += limits_.geometry.block_tokens * limits_.geometry.token_bytes();
   const bool copied = number(block.copy_step) == number(issued_) + 1;
   for (int part = 0; part < parts(); ++part) {
@@ -265,7 +272,7 @@ HostPool::Room Memory::spill(const Block& block) {
     CHECK(!sources.empty(), "part ", part, " of block ", block.index, " is nowhere");
     const int rank = sources[static_cast<size_t>(block.index + part) % sources.size()];  // in turns
     spills_.copies.push_back(
-        {held.stream, rank, block.page(part, rank), host_.pages(block.hash)[static_cast<size_t>(part)], {}});
+        {held.stream, rank, block.page(part, rank), host_.pages(name)[static_cast<size_t>(part)], {}});
   }
   return room;
 }
@@ -321,6 +328,7 @@ void Memory::spilled(const std::vector<HostCopyId>& copies) {
 }
 
 void Memory::spills_lost(const std::vector<HostCopyId>& copies) {
+  changes_ += copies.empty() ? 0 : 1;
   for (const HostCopyId& copy : copies) host_.lost(copy, issued_);
 }
 
@@ -330,11 +338,63 @@ void Memory::lock_host(const Identities& identities, int64_t first, int64_t coun
 
 // From the end: it is the first to make room.
 void Memory::unlock_host(const Identities& identities, int64_t first, int64_t count) {
+  changes_ += count > 0 ? 1 : 0;
   for (int64_t index = first + count - 1; index >= first; --index) host_.unlock(identities[index], issued_);
 }
 
 void Memory::unlock_host(const std::vector<kv::BlockHash>& hashes) {
+  changes_ += hashes.empty() ? 0 : 1;
   for (auto hash = hashes.rbegin(); hash != hashes.rend(); ++hash) host_.unlock(*hash, issued_);
+}
+
+// ---- contexts that lie on the host -----------------------------------------------------------------------
+
+void Memory::move_to_host(BlockId id) {
+  Block& block = blocks_.at(id);
+  CHECK(block.run == kNoRun && !block.on_host);
+  block.on_host = true;
+  for (int part = 0; part < parts(); ++part) {
+    if (block.part(part).stream != kv::Stream::kEntries) continue;
+    for_each_rank(block.part(part).holders(), [&](int rank) { drop(id, part, rank); });
+  }
+}
+
+bool Memory::hold_hot(HotPages& hot, const PageCounts& pages, PageCounts& reserved) {
+  constexpr auto kEntries = kv::Stream::kEntries;
+  for (int rank = 0; rank < limits_.rank_count; ++rank) {
+    std::vector<PageId>& held = hot[static_cast<size_t>(rank)];
+    while (std::ssize(held) < pages.at(kEntries, rank)) {
+      const std::optional<PageId> page = take_page(kEntries, rank);
+      if (!page) return false;
+      CHECK_GT(reserved.at(kEntries, rank), 0);
+      --reserved.at(kEntries, rank);
+      --reserved_.at(kEntries, rank);
+      ++hot_.at(kEntries, rank);
+      held.push_back(*page);
+    }
+  }
+  return true;
+}
+
+void Memory::drop_hot(HotPages& hot, RankMask ranks) {
+  PageCounts pages;
+  for (int rank = 0; rank < kMaxRanks; ++rank) {
+    if (!holds(ranks, rank))
+      pages.at(kv::Stream::kEntries, rank) = std::ssize(hot[static_cast<size_t>(rank)]);
+  }
+  trim_hot(hot, pages);
+}
+
+void Memory::trim_hot(HotPages& hot, const PageCounts& pages) {
+  constexpr auto kEntries = kv::Stream::kEntries;
+  for (int rank = 0; rank < kMaxRanks; ++rank) {
+    std::vector<PageId>& held = hot[static_cast<size_t>(rank)];
+    for (; std::ssize(held) > pages.at(kEntries, rank); held.pop_back()) {
+      ++changes_;
+      allocator_.give_back(kEntries, rank, held.back(), issued_);
+      --hot_.at(kEntries, rank);
+    }
+  }
 }
 
 // ---- room -----------------------------------------------------------------------------------------------
@@ -391,7 +451,7 @@ void Memory::check_invariants() const {
     }
   });
   for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
-    CHECK_EQ(owned.at(stream, rank), allocator_.pool(stream, rank).taken_count());
+    CHECK_EQ(owned.at(stream, rank) + hot_.at(stream, rank), allocator_.pool(stream, rank).taken_count());
     CHECK_GE(reserved_.at(stream, rank), 0);
     CHECK_GE(room(stream, rank), 0);
   });

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <optional>
 #include <vector>
@@ -31,6 +32,9 @@ struct BlockPath {
   std::deque<BlockId> own;
   int64_t size() const { return registered + std::ssize(own); }
 };
+
+// Pages of entries that are a sequence's hot buffer, by rank: of no block.
+using HotPages = std::array<std::vector<PageId>, kMaxRanks>;
 
 struct PoolCounts {
   int64_t pages = 0, free = 0, used = 0, cached = 0, in_flight = 0, reserved = 0;
@@ -117,6 +121,10 @@ class Memory {
   bool add_page(Block& block, int part, int rank);
   // Ranks on which a part of a block still lacks a page.
   RankMask missing(const Block& block, int part, const kv::Residency& residency) const;
+  // Entries of a host block: no rank holds them.
+  static bool only_on_host(const Block& block, int part) {
+    return block.on_host && block.part(part).stream == kv::Stream::kEntries;
+  }
   // Ranks that the residency gives a part of a block.
   RankMask wanted(const Block& block, int part, const kv::Residency& residency) const;
   void set_valid(Block& block, int part, int rank, bool valid);
@@ -173,6 +181,34 @@ class Memory {
   void unlock_host(const Identities& identities, int64_t first, int64_t count);
   void unlock_host(const std::vector<kv::BlockHash>& hashes);
 
+  // ---- contexts that lie on the host (host_context.h)
+  // The plan that is being made copies this block to the host under that name, behind its parent's copy, by a
+  // promise of room.
+  bool may_sink() const { return may_spill_more(); }
+  HostPool::Room sink(const Block& block, const kv::BlockHash& copy, const kv::BlockHash& parent) {
+    return spill(block, copy, parent, true);
+  }
+  // The block gives back its pages of entries; no residency wants any from now on.
+  void move_to_host(BlockId id);
+  // Room for so many copies; they are locked one by one, and what is not used is given back.
+  void promise_host(int64_t copies) { host_.promise(copies); }
+  void unpromise_host(int64_t copies) {
+    changes_ += copies > 0 ? 1 : 0;
+    host_.unpromise(copies);
+  }
+  void lock_promised(const kv::BlockHash& copy) {
+    ++changes_;
+    host_.unpromise(1);
+    host_.lock(copy);
+  }
+  void distrust_copies(const std::vector<kv::BlockHash>& copies) { host_.forget(copies, issued_); }
+  // Takes pages for a hot buffer until it has so many on each rank, out of `reserved`. False when one is not
+  // free now.
+  bool hold_hot(HotPages& hot, const PageCounts& pages, PageCounts& reserved);
+  // Gives back its pages on these ranks; those above so many.
+  void drop_hot(HotPages& hot, RankMask ranks);
+  void trim_hot(HotPages& hot, const PageCounts& pages);
+
   // ---- room
   int64_t room(kv::Stream stream, int rank) const;
   // There is room for these beside all that is reserved, also when this context is locked.
@@ -195,6 +231,8 @@ class Memory {
  private:
   void unlock(BlockId tail);
   HostPool::Room spill(const Block& block);
+  HostPool::Room spill(const Block& block, const kv::BlockHash& copy, const kv::BlockHash& parent,
+                       bool promised);
   bool waits_for_spill(const Block& tail);
   bool may_spill_more() const;
   void spill_ahead();
@@ -218,6 +256,7 @@ class Memory {
   std::deque<std::pair<BlockId, uint64_t>> unwritten_;  // to be written through, with their serials
   bool pressed_ = false;                                // cached blocks made room for the plan being made
   PageCounts reserved_;
+  PageCounts hot_;  // taken pages that are of no block
   StepId issued_{0};
   uint64_t changes_ = 1;
   int64_t evicted_blocks_ = 0, evicted_told_ = 0;

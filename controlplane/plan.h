@@ -24,6 +24,16 @@ struct TableWrite {
   std::vector<PageId> pages;
 };
 
+// Of a sequence whose context lies on the host: the host pages of its blocks from first_block on,
+// [block][part of the entries]; and with a new table its hot buffer, [page][rank].
+struct HostTableWrite {
+  TableId table{};
+  int64_t first_block = 0;
+  std::vector<PageId> pages;
+  bool new_table = false;
+  std::vector<PageId> hot_pages;
+};
+
 struct PageCopy {
   kv::Stream stream{};
   int from_rank = 0;
@@ -58,6 +68,7 @@ struct Span {
   int origin = 0;
   int index_c = 1;
   bool index_copied = true;      // false: the keys lie striped over index_c ranks
+  int64_t host_blocks = 0;       // the first so many blocks: their entries are read from the host pool
   bool replicate_query = false;  // kv::Mechanisms, where the cache is split
   bool tree_partials = false;
   bool pass_query = false;  // owned rows
@@ -87,6 +98,7 @@ struct Plan {
   StepId step{};
   RankMask ranks = 0;  // that take part; spans count their places in it (kv/topology.h)
   std::vector<TableWrite> table_writes;
+  std::vector<HostTableWrite> host_writes;
   std::vector<PageCopy> copies;
   std::vector<HostCopy> spills, loads;
   std::vector<Span> spans;

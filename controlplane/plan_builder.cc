@@ -4,6 +4,7 @@
 #include <bit>
 #include <tuple>
 
+#include "controlplane/host_context.h"
 #include "controlplane/regroup.h"
 
 namespace weft::controlplane {
@@ -129,6 +130,7 @@ Prefetch PlanBuilder::prefetch(const Sequence& waiting, const PrefixCache::Match
     const PageCounts need = BlockNeeds(limits_, residency, index, index + 1).pages(origin);
     const bool first = out.hashes.empty();
     if (!memory_.has_room(need, first ? found.tail : kNoBlock)) break;
+    if (memory_.host().lockable(waiting.hashes, index, 1) < 1) break;
     if (first) memory_.use(found, out.path);
     memory_.extend(out.path, origin);
     memory_.reserve(need);
@@ -146,6 +148,41 @@ Prefetch PlanBuilder::prefetch(const Sequence& waiting, const PrefixCache::Match
   return out;
 }
 
+void PlanBuilder::sink(Sequence& sequence) {
+  const int64_t full = sequence.computed / block_tokens_;
+  extend_identities(sequence, full, block_tokens_);
+  for (;;) {
+    const int64_t index = sequence.host_blocks_count() + sequence.sinking;
+    if (index >= full || !memory_.may_sink()) return;
+    const kv::BlockHash name = host_copy_name(sequence, memory_, index);
+    if (sequence.sinking == 0 && begin_host_block(sequence, memory_, name)) continue;
+    if (memory_.host().state(name) != HostPool::State::kNone) return;
+    const kv::BlockHash parent = index == 0              ? kv::BlockHash{}
+                                 : sequence.sinking == 0 ? sequence.host_copies.back()
+                                                         : sequence.hashes[index - 1];
+    const Block& block = memory_.block(memory_.at(sequence.blocks, index));
+    if (memory_.sink(block, name, parent) != HostPool::Room::kTaken) return;
+    ++sequence.sinking;
+    record_.sunk.push_back({sequence.id, index, name});
+  }
+}
+
+PageCounts PlanBuilder::hot_pages(const Sequence& sequence, const kv::Residency& residency) const {
+  return hot_buffer_pages(limits_, residency, sequence.origin, ceil_div(sequence.row_count(), block_tokens_));
+}
+
+// A new block's entries fit beside those that are not on the host yet.
+bool PlanBuilder::window_has_room(const Sequence& sequence, int64_t block) const {
+  if (block >= sequence.host_blocks_count() + sequence.host_window) return false;
+  const PageCounts need =
+      BlockNeeds(limits_, sequence.target().residency, block, block + 1).pages(sequence.origin);
+  bool has = true;
+  for_each_pool(limits_.rank_count, [&](kv::Stream stream, int rank) {
+    has = has && need.at(stream, rank) <= sequence.reserved.at(stream, rank);
+  });
+  return has;
+}
+
 void PlanBuilder::add_spills() {
   Memory::Spills spills = memory_.take_spills();
   plan_.spills = std::move(spills.copies);
@@ -158,7 +195,11 @@ int64_t PlanBuilder::hold_rows(Sequence& sequence, int64_t rows) {
   const int64_t last = ceil_div(sequence.scheduled + rows, block_tokens_);
   for (int64_t index = std::max(sequence.scheduled / block_tokens_, sequence.held_blocks); index < last;
        ++index) {
-    if (index == sequence.blocks.size()) memory_.extend(sequence.blocks, sequence.origin);
+    if (index == sequence.blocks.size()) {
+      if (sequence.host_context && !window_has_room(sequence, index))
+        return std::max<int64_t>(0, index * block_tokens_ - sequence.scheduled);
+      memory_.extend(sequence.blocks, sequence.origin);
+    }
     const bool empty = index * block_tokens_ >= sequence.scheduled;
     if (!memory_.hold(memory_.at(sequence.blocks, index), sequence.writing().residency, sequence.reserved,
                       empty)) {
@@ -203,7 +244,11 @@ void PlanBuilder::widen(Sequence& sequence) {
   }
 }
 
-bool PlanBuilder::hold_switch(Sequence& sequence) { return tables_.available() && hold_target(sequence); }
+bool PlanBuilder::hold_switch(Sequence& sequence) {
+  if (!tables_.available() || !hold_target(sequence)) return false;
+  return !sequence.host_context ||
+         memory_.hold_hot(sequence.hot, hot_pages(sequence, sequence.target().residency), sequence.reserved);
+}
 
 bool PlanBuilder::hold_target(Sequence& sequence) {
   if (!plan_.copies.empty() &&
@@ -273,7 +318,9 @@ void PlanBuilder::apply_switch(Sequence& sequence) {
   if (sequence.has_table) tables_.give_back(sequence.table, memory_.last_issued());
   std::tie(sequence.table, sequence.table_version) = tables_.take();
   sequence.has_table = true;
-  sequence.table_blocks = 0;
+  sequence.table_blocks = sequence.host_table_blocks = 0;
+  if (sequence.host_context)
+    memory_.trim_hot(sequence.hot, hot_pages(sequence, sequence.placement.residency));
   const int64_t first = memory_.first_unsure(sequence.blocks, sequence.placement.residency);
   memory_.for_each(sequence.blocks, first, [&](const Block& block) {
     for (int part = 0; part < memory_.parts(); ++part) switch_part(sequence, memory_.block(block.id), part);
@@ -354,6 +401,32 @@ void PlanBuilder::write_table(Sequence& sequence, int64_t rows) {
   plan_.table_writes.push_back(std::move(write));
 }
 
+// The host pages that are new to its table; with a new one the hot buffer, too. Before a plan counts them.
+void PlanBuilder::write_host_table(Sequence& sequence) {
+  const bool new_table = sequence.table_blocks == 0;
+  const int64_t blocks = sequence.host_blocks_count();
+  if (!new_table && sequence.host_table_blocks == blocks) return;
+  HostTableWrite write;
+  write.table = sequence.table;
+  write.new_table = new_table;
+  write.first_block = sequence.host_table_blocks;
+  for (int64_t block = write.first_block; block < blocks; ++block) {
+    const std::vector<PageId>& pages = memory_.host().pages(sequence.host_copies[static_cast<size_t>(block)]);
+    write.pages.insert(write.pages.end(), pages.begin(),
+                       pages.begin() + limits_.geometry.first_part(kv::Stream::kIndexKeys));
+  }
+  sequence.host_table_blocks = blocks;
+  size_t most = 0;
+  for (const auto& pages : sequence.hot) most = std::max(most, pages.size());
+  for (size_t i = 0; new_table && i < most; ++i) {
+    for (int rank = 0; rank < limits_.rank_count; ++rank) {
+      const std::vector<PageId>& pages = sequence.hot[static_cast<size_t>(rank)];
+      write.hot_pages.push_back(i < pages.size() ? pages[i] : kNoPage);
+    }
+  }
+  plan_.host_writes.push_back(std::move(write));
+}
+
 // Exactly the pages of the residency, even where a shared block lies on more ranks.
 void PlanBuilder::write_entries(const Sequence& sequence, const Block& block, PageId* to) const {
   for (int part = 0; part < memory_.parts(); ++part) {
@@ -370,6 +443,7 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::
                            int64_t guesses) {
   if (sequence.needs_switch) apply_switch(sequence);
   if (sequence.next) widen(sequence);
+  if (sequence.host_context) write_host_table(sequence);
   write_table(sequence, rows + std::max<int64_t>(guesses - 1, 0));
   const Placement& placement = sequence.placement;
   const auto turn = number(plan_.step) + plan_.spans.size();
@@ -386,13 +460,14 @@ void PlanBuilder::add_span(Sequence& sequence, int64_t rows, bool prefill, std::
   span.origin = sequence.origin;
   span.index_c = placement.index_c;
   span.index_copied = placement.index.kind == kv::IndexKind::kCopied;
+  span.host_blocks = sequence.host_blocks_count();
   const kv::Mechanisms& mechanisms = sequence.wish.mechanisms;
   const bool partials = span.split == kv::Split::kShared && placement.grouping.c > 1;
   span.replicate_query = partials && mechanisms.query == kv::QueryPath::kReplicated;
   span.tree_partials = partials && mechanisms.partials == kv::PartialsPath::kTree;
   span.copy_context = span.split != kv::Split::kShared && mechanisms.fetch == kv::FetchPath::kCopies;
-  span.pass_query =
-      passes_query(limits_, placement, span.split, mechanisms.context, span.start, rows, sequence.origin);
+  span.pass_query = !sequence.host_context && passes_query(limits_, placement, span.split, mechanisms.context,
+                                                           span.start, rows, sequence.origin);
   const bool dense = limits_.index_topk == 0 || span.start + rows <= limits_.index_topk;
   span.expand_context = span.split != kv::Split::kShared && dense && !span.pass_query &&
                         mechanisms.form == kv::AttentionForm::kExpanded;

@@ -42,6 +42,9 @@ class PlanBuilder {
   Prefetch prefetch(const Sequence& waiting, const PrefixCache::Match& found, const kv::Residency& residency,
                     int origin);
   bool copies() const { return !plan_.copies.empty() || !plan_.loads.empty(); }
+  // Sends to the host what can go there of a sequence whose context lies there. Before its rows are added: it
+  // may have room for them only then.
+  void sink(Sequence& sequence);
   // What goes to the host beside it, when all else is in the plan.
   void add_spills();
 
@@ -75,6 +78,9 @@ class PlanBuilder {
   void copy_pages(RequestId charged, Block& block, int part, RankMask to);
   void set_valid(Block& block, int part, int rank, bool valid);
   void write_table(Sequence& sequence, int64_t rows);
+  void write_host_table(Sequence& sequence);
+  PageCounts hot_pages(const Sequence& sequence, const kv::Residency& residency) const;
+  bool window_has_room(const Sequence& sequence, int64_t block) const;
   // A block's part of a table: for each part, the page of each rank.
   void write_entries(const Sequence& sequence, const Block& block, PageId* to) const;
   // Guesses worth asking the draft layer for, behind a span of so many rows whose pages are held.

@@ -1,4 +1,5 @@
 #include "controlplane/regroup.h"
+#include "controlplane/host_context.h"
 
 #include <algorithm>
 #include <limits>
@@ -58,6 +59,7 @@ PageCounts pages_to_take(const Sequence& sequence, const Memory& memory, const k
   const BlockNeeds to_come(limits, residency, sequence.blocks.size(), block_count);
   PageCounts need = to_come.pages(sequence.origin);
   memory.count_missing(sequence.blocks, residency, need);
+  if (sequence.host_context) count_host_context_entries(sequence, memory, residency, need);
   return need;
 }
 
@@ -115,7 +117,8 @@ void reserve_instead(Sequence& sequence, Memory& memory, const PageCounts& need)
 }  // namespace
 
 void accept_regroup(Sequence& sequence, Memory& memory, const RegroupPrice& price, bool at_once) {
-  const bool may_spread = !at_once && memory.limits().copy_plan_bytes > 0;
+  // What a context on the host has on devices moves at once.
+  const bool may_spread = !at_once && memory.limits().copy_plan_bytes > 0 && !sequence.host_context;
   const auto both = may_spread ? need_of_both(sequence, memory, price) : std::nullopt;
   reserve_instead(sequence, memory, both.value_or(price.need));
   sequence.next = price.target;

@@ -5,10 +5,10 @@
 // outside the new residency are dropped. Blocks that other sequences use keep all their pages. Between
 // decision and application the room for the missing pages is reserved, so an accepted change always happens.
 //
-// A change that copies more than a plan should (Limits::copy_plan_bytes) is spread while its sequence decodes:
-// this goes on under its old placement, each of its plans copies some of the blocks that are complete, and
-// the one that finds them all copied applies the change. That takes room for rows to come under both
-// placements; where there is none, or another change is not over yet, the next plan copies everything.
+// A change that copies more than a plan should (Limits::copy_plan_bytes) is spread while its sequence
+// decodes: this goes on under its old placement, each of its plans copies some of the blocks that are
+// complete, and the one that finds them all copied applies the change. That takes room for rows to come under
+// both placements; where there is none, or another change is not over yet, the next plan copies everything.
 #pragma once
 
 #include <string>

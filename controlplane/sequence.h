@@ -38,6 +38,8 @@ struct Sequence {
   bool digest = false;
   int priority = 0;
   std::optional<Time> deadline;
+  bool host_context = false;  // its context lies on the host (host_context.h)
+  int64_t host_window = 0;    // then: blocks whose entries may be on devices at once
   Time arrived{};
 
   int64_t likely_blocks = 0;  // that the prefix cache probably has: those of its parent
@@ -81,6 +83,14 @@ struct Sequence {
   bool registers = true;  // its chain is the registered one so far
   ChainHistory history;   // of the chain it continues, for eviction
   PageCounts reserved;    // pages it may still take
+
+  // ---- of one whose context lies on the host
+  std::vector<kv::BlockHash> host_copies;  // of its first blocks, the host blocks: locked
+  int64_t sinking = 0;                     // blocks behind them whose spill is in a plan in flight
+  int64_t host_promised = 0;               // copies that it may still lock
+  HotPages hot;
+  int64_t host_table_blocks = 0;  // written to its table
+  int64_t host_blocks_count() const { return std::ssize(host_copies); }
 
   // ---- its page table
   bool needs_switch = true;  // the next plan must write a new table, with copies as needed

@@ -30,6 +30,8 @@ struct RequestSnapshot {
   GroupingWish wish;    // what was asked, as regrouped since
   Placement placement;  // how it runs; meaningless while waiting
   int origin = 0;
+  bool host_context = false;  // its context lies on the host
+  int64_t host_blocks = 0;    // of it, so far
   bool switching = false;     // a regroup waits for the next plan or its acknowledgement
   bool change_waits = false;  // it waits for the next plan
   Time arrived{}, admitted{};
@@ -70,7 +72,8 @@ struct Counters {
   int64_t replayed_rows = 0;    // computed again because of it
   int64_t host_hit_tokens = 0;  // of cached_tokens, those that only the host had
   int64_t spilled_bytes = 0, loaded_bytes = 0;
-  int64_t passes = 0;  // requests that came in before an earlier one which found no room
+  int64_t host_contexts = 0;  // that run now
+  int64_t passes = 0;         // requests that came in before an earlier one which found no room
 };
 
 }  // namespace weft::controlplane

@@ -268,6 +268,7 @@ void ClientService::submit(Prompt& prompt) {
   event.grouping = prompt.checked.grouping;
   event.speculation = std::move(prompt.checked.speculation);
   event.use_prefix_cache = prompt.checked.use_prefix_cache;
+  event.context = prompt.checked.context;
   event.digest = prompt.checked.digest;
   event.priority = prompt.checked.priority;
   event.deadline = prompt.checked.deadline;

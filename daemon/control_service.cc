@@ -47,7 +47,8 @@ void fill_pool(const controlplane::ControlPlane& plane, kv::Stream stream, int r
   to->set_page_bytes(as_unsigned(plane.limits().geometry.page_bytes(stream)));
 }
 
-void fill_host_pool(const controlplane::ControlPlane& plane, wire::HostPoolStatus* to) {
+void fill_host_pool(const controlplane::ControlPlane& plane, const EngineMetrics& metrics,
+                    wire::HostPoolStatus* to) {
   const auto fill = [&](kv::Stream stream, wire::StreamPool* pool) {
     const controlplane::HostCounts counts = plane.host_pool(stream);
     pool->set_pages(as_unsigned(counts.pages));
@@ -64,6 +65,9 @@ void fill_host_pool(const controlplane::ControlPlane& plane, wire::HostPoolStatu
   to->set_loaded_bytes(as_unsigned(counters.loaded_bytes));
   to->set_hit_tokens(as_unsigned(counters.host_hit_tokens));
   to->set_write(controlplane::host_write_name(plane.limits().host_write));
+  to->set_context_requests(as_unsigned(counters.host_contexts));
+  to->set_hot_hits(metrics.hot_hits);
+  to->set_hot_misses(metrics.hot_misses);
 }
 
 std::string regroup_detail(const wire::RegroupRequest& request) {
@@ -196,7 +200,8 @@ wire::ControlReply ControlService::status() const {
     fill_pool(plane, kv::Stream::kEntries, rank, pool->mutable_entries());
     fill_pool(plane, kv::Stream::kIndexKeys, rank, pool->mutable_index_keys());
   }
-  if (plane.limits().host_pages[0] > 0) fill_host_pool(plane, status->mutable_host_pool());
+  if (plane.limits().host_pages[0] > 0)
+    fill_host_pool(plane, view.engine->metrics(), status->mutable_host_pool());
   return reply;
 }
 

@@ -142,7 +142,9 @@ void Engine::plan_ahead() {
   if (!epoch_) return;
   while (auto plan = plane_.next_plan(loop_.now())) {
     for (const controlplane::TableWrite& write : plan->table_writes) apply(write);
+    for (const controlplane::HostTableWrite& write : plan->host_writes) apply(write);
     plan->table_writes.clear();
+    plan->host_writes.clear();
     InFlight flight;
     flight.allowance = step_allowance(*plan, hang_deadline_);
     flight.bytes = plan_bytes(*plan, longest_wait(flight.allowance));
@@ -159,6 +161,11 @@ void Engine::plan_ahead() {
 void Engine::apply(const controlplane::TableWrite& write) {
   control_.write_table(write.table, write.first_block, write.pages);
   control_.set_table_version(write.table, write.version);
+}
+
+void Engine::apply(const controlplane::HostTableWrite& write) {
+  control_.write_host_table(write.table, write.first_block, write.pages);
+  if (write.new_table) control_.write_hot_pages(write.table, write.hot_pages);
 }
 
 void Engine::publish(InFlight& flight) {
@@ -338,8 +345,11 @@ Duration Engine::meter(const InFlight& flight) {
         bytes.by_kind[static_cast<size_t>(kind)] = static_cast<int64_t>(line.crossed(kind));
       }
       metrics_.crossed += bytes;
+      metrics_.hot_hits += line.hot_hits();
+      metrics_.hot_misses += line.hot_misses();
       if (const controlplane::Span* span = span_of(flight.plan, line)) {
         book_.crossed(*span, bytes);
+        book_.chosen(*span, static_cast<int64_t>(line.hot_hits()), static_cast<int64_t>(line.hot_misses()));
       } else if (!is_of_nobody(line)) {
         book_.moved(RequestId{line.request()}, bytes);
       }

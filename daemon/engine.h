@@ -49,6 +49,7 @@ struct EngineMetrics {
   uint64_t repeated_plans = 0;
   uint64_t token_mismatches = 0;  // our bug, see above
   kv::CrossedBytes crossed;
+  uint64_t hot_hits = 0, hot_misses = 0;  // entries that lie on the host, chosen by decode rows
   struct Rank {
     uint64_t steps = 0, compute_ns = 0, wait_ns = 0, gap_ns = 0;
   };
@@ -101,6 +102,7 @@ class Engine {
   void dispatch(const std::vector<controlplane::Notice>& notices);
   void plan_ahead();
   void apply(const controlplane::TableWrite& write);
+  void apply(const controlplane::HostTableWrite& write);
   void publish(InFlight& flight);
   void collect();
   bool accept(int rank, const std::vector<std::byte>& bytes);

@@ -83,6 +83,13 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->transform(command_line::byte_size())
       ->excludes(tokens)
       ->group(memory);
+  app.add_option("--index-pool-tokens", options.index_pool_tokens,
+                 "tokens whose index keys each rank's page pool holds (default: as many as it holds entries "
+                 "of). More "
+                 "of them let contexts lie in the host pool that are longer than the page pools")
+      ->type_name("N")
+      ->check(at_least(1))
+      ->group(memory);
   app.add_option(
          "--eviction", raw.eviction,
          "whose cached blocks make room: lru, those used least recently; or reuse, those least likely "
@@ -113,6 +120,13 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->type_name("SIZE")
       ->transform(command_line::byte_size())
       ->default_str("4MiB")
+      ->group(memory);
+  app.add_option(
+         "--hot-tokens", options.hot_tokens,
+         "entries in each layer that stay on the devices for a request whose context lies in the host "
+         "pool, because its last rows selected them (default: twice what a row selects)")
+      ->type_name("N")
+      ->check(at_least(0))
       ->group(memory);
   app.add_option("--max-context", options.max_context,
                  "longest prompt plus answer (default: the model's own)")
@@ -346,9 +360,15 @@ Result<void> check_memory(const RawOptions& raw, Options& options) {
   if (options.copy_bytes < 0 || options.copy_bytes > int64_t{1} << 46) {
     return bad_option("copy-step", "must be at most 64 TiB");
   }
+  if (options.hot_tokens.value_or(0) > int64_t{1} << 24)
+    return bad_option("hot-tokens", "must be at most 2^24");
+  if (options.hot_tokens && options.host_bytes == 0)
+    return bad_option("hot-tokens", "needs a host pool (--host-pool)");
   options.host_write =
       raw.host_write == "through" ? controlplane::HostWrite::kThrough : controlplane::HostWrite::kBack;
   if (options.pool_tokens > int64_t{1} << 32) return bad_option("pool-tokens", "must be at most 2^32");
+  if (options.index_pool_tokens > int64_t{1} << 32)
+    return bad_option("index-pool-tokens", "must be at most 2^32");
   if (options.max_context > int64_t{1} << 30) return bad_option("max-context", "must be at most 2^30");
 
   TRY_VOID(check_cache(raw, options));

@@ -44,12 +44,14 @@ struct Options {
   std::string worker_binary;
 
   int64_t block_tokens = 64;
-  int64_t pool_tokens = 0;  // per rank; 0: pool_bytes decides
-  int64_t pool_bytes = 0;   // per rank
+  int64_t pool_tokens = 0;        // per rank; 0: pool_bytes decides
+  int64_t pool_bytes = 0;         // per rank
+  int64_t index_pool_tokens = 0;  // of them, whose index keys it holds; 0: as many as it holds entries of
   int64_t copy_bytes = 4 * kMiB;  // that a step copies for each rank for changes of grouping; 0: no limit
-  int64_t host_bytes = 0;   // of the host pool, for all ranks together; 0: none
+  int64_t host_bytes = 0;         // of the host pool, for all ranks together; 0: none
   controlplane::HostWrite host_write = controlplane::HostWrite::kBack;
-  int64_t max_context = 0;  // 0: the model's own
+  std::optional<int64_t> hot_tokens;  // of a context on the host; empty: twice what a row selects
+  int64_t max_context = 0;            // 0: the model's own
   controlplane::Eviction eviction = controlplane::Eviction::kLru;
   int64_t max_step_rows = 2048;
   int64_t max_running = 64;

@@ -23,6 +23,7 @@ void encode_span(const controlplane::Span& from, wire::Span* to) {
   to->set_origin(static_cast<uint32_t>(from.origin));
   to->set_index_c(static_cast<uint32_t>(from.index_c));
   to->set_index_copied(from.index_copied);
+  to->set_host_blocks(static_cast<uint32_t>(from.host_blocks));
   to->set_replicate_query(from.replicate_query);
   to->set_tree_partials(from.tree_partials);
   to->set_pass_query(from.pass_query);

@@ -113,6 +113,7 @@ void RequestBook::planned(const controlplane::Plan& plan, Time now) {
     RequestRecord* record = find(span.request);
     if (record == nullptr) continue;
     if (!record->first_planned) record->first_planned = now;
+    record->host_context = record->host_context || span.host_blocks > 0;
   }
 }
 
@@ -127,6 +128,13 @@ void RequestBook::crossed(const controlplane::Span& span, const kv::CrossedBytes
   }
   if (!record->last_decoded) record->switch_bytes += copied;
   decode_phase(*record, ran_under(span, places_)).crossed += bytes;
+}
+
+void RequestBook::chosen(const controlplane::Span& span, int64_t hits, int64_t misses) {
+  RequestRecord* record = find(span.request);
+  if (record == nullptr) return;
+  record->hot_hits += hits;
+  record->hot_misses += misses;
 }
 
 void RequestBook::moved(RequestId request, const kv::CrossedBytes& bytes) {
@@ -222,6 +230,9 @@ void fill_trace(const RequestRecord& record, const StoredBytes& stored, bool cha
   to->set_regroup_bytes(as_unsigned(record.regroup_bytes));
   to->set_regroups(as_unsigned(record.regroups));
   to->set_change_waits(change_waits);
+  to->set_context(record.host_context ? "host" : "device");
+  to->set_hot_hits(as_unsigned(record.hot_hits));
+  to->set_hot_misses(as_unsigned(record.hot_misses));
   to->set_speculative(controlplane::draft_source_name(record.drafts));
   to->set_drafted_tokens(as_unsigned(record.drafted_tokens));
   to->set_accepted_tokens(as_unsigned(record.accepted_tokens));

@@ -63,10 +63,12 @@ struct RequestRecord {
   std::vector<DecodePhase> decodes;  // in order; the first token comes from prefill
   std::optional<RanUnder> last_ran;  // in its latest step
   std::optional<Time> last_decoded;  // end of its latest decode step
-  int64_t switch_gap_ns = 0;  // before its first decode step
+  int64_t switch_gap_ns = 0;         // before its first decode step
   int64_t switch_bytes = 0;   // copies between the last prefill step and the end of the first decode step
   int64_t regroup_bytes = 0;  // copies for it, all told
   int64_t regroups = 0;       // changes between two of its steps
+  bool host_context = false;  // a step read its context from the host
+  int64_t hot_hits = 0, hot_misses = 0;
   StoredBytes stored{};       // when it ended
   bool change_waits = false;  // when it ended: a change that was accepted never came into a step
   std::string outcome;        // finish_reason_name; empty while it runs
@@ -86,6 +88,8 @@ class RequestBook {
   void planned(const controlplane::Plan& plan, Time now);
   // Bytes that a step moved into all ranks together, for one span and its copies. Before step_done.
   void crossed(const controlplane::Span& span, const kv::CrossedBytes& bytes);
+  // Entries on the host that its decode rows chose: found in the hot buffer, and not.
+  void chosen(const controlplane::Span& span, int64_t hits, int64_t misses);
   // The same of copies in a step that had no span for it.
   void moved(RequestId request, const kv::CrossedBytes& bytes);
   // How many ranks take part in the plans from now on.

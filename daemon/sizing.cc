@@ -21,20 +21,29 @@ kv::CacheGeometry geometry_of(const Options& options, const wire::ModelDescripti
 
 // Pages for as many blocks, of each stream, as the room holds with all their parts in one place.
 Result<kv::PoolPages> pool_pages(const Options& options, const kv::CacheGeometry& geometry) {
-  const int64_t block_bytes = geometry.block_tokens * geometry.token_bytes();
+  const kv::StreamGeometry& keys = geometry.stream(kv::Stream::kIndexKeys);
+  if (options.index_pool_tokens > 0 && keys.used_parts() == 0)
+    return bad_option("index-pool-tokens", "the model has no indexer");
+  // Index keys of so many blocks come first, if they are set apart; else a block has both.
+  const int64_t key_blocks = ceil_div(options.index_pool_tokens, options.block_tokens);
+  const int64_t key_bytes = key_blocks * geometry.block_tokens * keys.token_bytes();
+  const int64_t block_bytes =
+      geometry.block_tokens * (geometry.token_bytes() - (key_blocks > 0 ? keys.token_bytes() : 0));
   int64_t blocks = ceil_div(options.pool_tokens, options.block_tokens);
   if (options.pool_tokens == 0) {
-    blocks = options.pool_bytes / block_bytes;
-    if (blocks < 1) {
-      return bad_option("pool-bytes", human_bytes(options.pool_bytes) + " do not hold one block of " +
-                                          human_bytes(block_bytes));
+    blocks = (options.pool_bytes - key_bytes) / block_bytes;
+    if (options.pool_bytes - key_bytes < block_bytes) {
+      return bad_option("pool-bytes",
+                        human_bytes(options.pool_bytes) + " do not hold " +
+                            (key_blocks > 0 ? human_bytes(key_bytes) + " of index keys and " : "") +
+                            "one block of " + human_bytes(block_bytes));
     }
   }
   if (blocks >= static_cast<int64_t>(number(kNoPage)) / geometry.stream(kv::Stream::kEntries).parts) {
     return bad_field(pool_option_of(options), "more than 2^32 pages");
   }
   return kv::PoolPages{blocks * geometry.stream(kv::Stream::kEntries).used_parts(),
-                       blocks * geometry.stream(kv::Stream::kIndexKeys).used_parts()};
+                       (key_blocks > 0 ? key_blocks : blocks) * keys.used_parts()};
 }
 
 // The same for the host pool; none: empty.
@@ -60,14 +69,18 @@ kv::ControlLimits control_limits(const controlplane::Limits& limits) {
   control.parts = limits.geometry.parts();
   control.table_count = limits.table_count;
   control.table_blocks = limits.table_blocks();
+  if (limits.host_pages[0] > 0 && limits.index_topk > 0) {
+    control.host_parts = limits.geometry.stream(kv::Stream::kEntries).used_parts();
+    control.hot_pages = ceil_div(limits.hot_tokens, limits.geometry.block_tokens) * control.host_parts;
+  }
   control.max_samples = limits.max_samples;
   // Upper bounds of the serialised messages: a span's fixed fields are below 160 bytes, a token 5, a copy 40;
-  // a sample is below 32, a digest 64, a span's meter 128 bytes. Untouched pages of a ring cost nothing.
+  // a sample is below 32, a digest 64, a span's meter 160 bytes. Untouched pages of a ring cost nothing.
   const int64_t spans = 2 * limits.max_running;
   const int64_t copies = limits.host_pages[0] > 0 ? 3 : 1;  // between ranks, to the host and from it
   control.plan_bytes_max = 4096 + spans * 160 + limits.max_step_rows * 5 + limits.max_copies() * copies * 40;
   control.result_bytes_max =
-      4096 + limits.max_samples * 32 + limits.max_step_rows * 64 + (spans + limits.max_running) * 128;
+      4096 + limits.max_samples * 32 + limits.max_step_rows * 64 + (spans + limits.max_running) * 160;
   return control;
 }
 
@@ -111,6 +124,12 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   limits.host_pages = {host.entries, host.index_keys};
   limits.host_write = options.host_write;
   limits.copy_plan_bytes = options.copy_bytes;
+  if (options.hot_tokens && limits.index_topk == 0)
+    return bad_option("hot-tokens",
+                      model.model_type() + " has no indexer: no context of it can lie on the host");
+  if (host.entries > 0) limits.hot_tokens = options.hot_tokens.value_or(2 * limits.index_topk);
+  // The rows of two steps, and as many that are on their way to the host.
+  limits.host_window = 4 * ceil_div(limits.max_step_rows, limits.geometry.block_tokens) + 2;
   TRY_VOID(controlplane::validate(limits));
 
   sizing.arenas.control = control_limits(limits);

@@ -165,6 +165,11 @@ Result<CheckedRequest> validate_request(const wire::GenerateRequest& request, co
                                      std::to_string(request.priority()));
   }
   checked.priority = request.priority();
+  if (!request.context().empty()) {
+    auto place = controlplane::parse_context_place(request.context());
+    if (!place) return with_field(place.error(), "context");
+    checked.context = *place;
+  }
   if (request.deadline_ms() > 0) checked.deadline = std::chrono::milliseconds(request.deadline_ms());
   checked.use_prefix_cache = !request.no_prefix_cache();
   checked.digest = request.digest();

@@ -37,6 +37,7 @@ struct CheckedRequest {
   std::vector<uint32_t> stop_tokens;  // with the model's, unless ignore_eos
   controlplane::GroupingWish grouping;
   controlplane::Speculation speculation;
+  controlplane::ContextPlace context = controlplane::ContextPlace::kAuto;
   bool use_prefix_cache = true;
   bool digest = false;
   std::string cache_salt;

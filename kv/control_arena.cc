@@ -30,6 +30,8 @@ Result<void> check_limits(const ControlLimits& limits) {
   TRY_VOID(in("parts", limits.parts, 1, kStreams * kMaxParts));
   TRY_VOID(in("table_count", limits.table_count, 1, int64_t{1} << 20));
   TRY_VOID(in("table_blocks", limits.table_blocks, 1, int64_t{1} << 24));
+  TRY_VOID(in("host_parts", limits.host_parts, 0, limits.parts));
+  TRY_VOID(in("hot_pages", limits.hot_pages, 0, int64_t{1} << 20));
   TRY_VOID(in("max_samples", limits.max_samples, 1, int64_t{1} << 20));
   TRY_VOID(in("plan_bytes_max", limits.plan_bytes_max, 1, kGiB));
   TRY_VOID(in("result_bytes_max", limits.result_bytes_max, 1, kGiB));
@@ -84,7 +86,12 @@ ControlArena::Layout::Layout(const ControlLimits& limits) {
   versions = results + ranks * size_t{kResultCells} * result_stride;
   tables = versions + padded(tables_count * sizeof(uint32_t));
   block_pages = static_cast<size_t>(limits.parts) * ranks;
-  total = tables + tables_count * static_cast<size_t>(limits.table_blocks) * block_pages * sizeof(PageId);
+  host_tables =
+      tables + padded(tables_count * static_cast<size_t>(limits.table_blocks) * block_pages * sizeof(PageId));
+  host_table_pages = limits.host_parts == 0 ? 0
+                                            : static_cast<size_t>(limits.table_blocks * limits.host_parts) +
+                                                  static_cast<size_t>(limits.hot_pages) * ranks;
+  total = host_tables + tables_count * host_table_pages * sizeof(PageId);
 }
 
 size_t control_arena_bytes(const ControlLimits& limits) {
@@ -295,6 +302,39 @@ std::span<const PageId> ControlArena::pages(TableId id, int64_t block, int part)
   CHECK(part >= 0 && part < limits_.parts, "part ", part);
   const auto ranks = static_cast<size_t>(limits_.rank_count);
   return {table_data(id, block) + static_cast<size_t>(part) * ranks, ranks};
+}
+
+PageId* ControlArena::host_table(TableId id) const {
+  CHECK_LT(int64_t{number(id)}, limits_.table_count);
+  return reinterpret_cast<PageId*>(mapping_.data() + layout_.host_tables) +
+         size_t{number(id)} * layout_.host_table_pages;
+}
+
+void ControlArena::write_host_table(TableId id, int64_t first_block, std::span<const PageId> pages) {
+  const auto first = first_block * limits_.host_parts;
+  CHECK(first >= 0 && first + std::ssize(pages) <= limits_.table_blocks * limits_.host_parts);
+  std::copy(pages.begin(), pages.end(), host_table(id) + first);
+}
+
+PageId ControlArena::host_page(TableId id, int64_t block, int part) const {
+  CHECK(block >= 0 && block < limits_.table_blocks, "block ", block);
+  CHECK(part >= 0 && part < limits_.host_parts, "part ", part);
+  return host_table(id)[block * limits_.host_parts + part];
+}
+
+void ControlArena::write_hot_pages(TableId id, std::span<const PageId> pages) {
+  const auto room = limits_.hot_pages * limits_.rank_count;
+  CHECK_LE(std::ssize(pages), room);
+  PageId* const to = host_table(id) + limits_.table_blocks * limits_.host_parts;
+  std::fill(std::copy(pages.begin(), pages.end(), to), to + room, kNoPage);
+}
+
+std::vector<PageId> ControlArena::hot_pages(TableId id, int rank) const {
+  const PageId* at = host_table(id) + limits_.table_blocks * limits_.host_parts + rank;
+  std::vector<PageId> pages;
+  for (int64_t i = 0; i < limits_.hot_pages && at[i * limits_.rank_count] != kNoPage; ++i)
+    pages.push_back(at[i * limits_.rank_count]);
+  return pages;
 }
 
 std::atomic<uint32_t>& ControlArena::version_word(TableId id) const {

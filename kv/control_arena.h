@@ -3,7 +3,7 @@
 // One memfd, mapped by the daemon and every worker:
 //
 //   header │ rank state × W │ exchange flag × W │ token table │ plan ring │ result ring × W │ table versions
-//   │ page tables
+//   │ page tables │ host tables
 //
 // Plans are published by the daemon into a ring of kPlanCells; each worker reads all of them in order. A plan
 // names page tables by id; the daemon writes table entries before it publishes the plan that reads them, and
@@ -34,7 +34,7 @@
 namespace weft::kv {
 
 inline constexpr uint32_t kControlMagic = 0x57454654;  // "WEFT"
-inline constexpr uint32_t kControlVersion = 2;
+inline constexpr uint32_t kControlVersion = 3;
 inline constexpr int kPlanCells = 4;  // at most two plans are in flight
 inline constexpr int kResultCells = 8;
 inline constexpr int kTokenSteps = 8;  // steps whose sampled tokens stay readable
@@ -45,6 +45,8 @@ struct ControlLimits {
   int64_t parts = 0;  // of a block (CacheGeometry::parts)
   int64_t table_count = 0;
   int64_t table_blocks = 0;      // blocks per table: ceil(max context / P)
+  int64_t host_parts = 0;        // of a block, that may lie in the host pool alone; 0: no host tables
+  int64_t hot_pages = 0;         // of a sequence's hot buffer on one rank, at most
   int64_t max_samples = 0;       // sampled rows per step
   int64_t plan_bytes_max = 0;    // one serialised StepPlan
   int64_t result_bytes_max = 0;  // one serialised StepResult
@@ -122,6 +124,12 @@ class ControlArena {
   void write_table(TableId id, int64_t first_block, std::span<const PageId> pages);
   // Worker: the pages of one part of a block, by rank.
   std::span<const PageId> pages(TableId id, int64_t block, int part) const;
+  // Of sequences whose entries lie in the host pool: [table]: [block][part], then [hot page][rank]. As above.
+  void write_host_table(TableId id, int64_t first_block, std::span<const PageId> pages);
+  PageId host_page(TableId id, int64_t block, int part) const;
+  // Pages of each rank's pool that make up its hot buffer; [hot page][rank], kNoPage where it has fewer.
+  void write_hot_pages(TableId id, std::span<const PageId> pages);
+  std::vector<PageId> hot_pages(TableId id, int rank) const;
   void set_table_version(TableId id, uint32_t version);
   uint32_t table_version(TableId id) const;
 
@@ -141,7 +149,7 @@ class ControlArena {
   struct Layout {
     explicit Layout(const ControlLimits& limits);
     size_t states, flags, tokens, plans, plan_stride, results, result_stride, versions, tables, block_pages,
-        total;
+        host_tables, host_table_pages, total;
   };
   friend size_t control_arena_bytes(const ControlLimits& limits);
 
@@ -152,6 +160,7 @@ class ControlArena {
   std::atomic<uint64_t>& token_word(StepId step, uint32_t sample_index) const;
   std::atomic<uint32_t>& version_word(TableId id) const;
   PageId* table_data(TableId id, int64_t block) const;
+  PageId* host_table(TableId id) const;
 
   Mapping mapping_;
   ControlLimits limits_;

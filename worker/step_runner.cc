@@ -37,11 +37,13 @@ namespace {
 
 using RequestBytes = std::map<uint64_t, kv::CrossedBytes>;
 
-void add_meter(wire::StepResult& result, uint32_t span, uint64_t request, const kv::CrossedBytes& crossed) {
+wire::SpanMeter* add_meter(wire::StepResult& result, uint32_t span, uint64_t request,
+                           const kv::CrossedBytes& crossed) {
   wire::SpanMeter* meter = result.add_meters();
   meter->set_span(span);
   meter->set_request(request);
   for (int64_t value : crossed.by_kind) meter->add_crossed(static_cast<uint64_t>(value));
+  return meter;
 }
 
 // A step that is left in the middle leaves its copies too.
@@ -177,6 +179,7 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
   step.exchange.set_deadline(plan.wait_ms() == 0 ? Exchange::kDefaultDeadline
                                                  : std::chrono::milliseconds(plan.wait_ms()));
   step.crossed.assign(step.layout.spans().size(), {});
+  step.hot_counts.assign(step.layout.spans().size(), {});
 
   wire::StepResult result;
   result.set_step(plan.step());
@@ -191,9 +194,12 @@ Result<wire::StepResult> StepRunner::run(const wire::StepPlan& plan, Epoch epoch
   if (step.layout.row_count() > 0) TRY_VOID(state_->run_rows(plan, result));
   if (step.mover != nullptr) TRY_VOID(step.mover->finish(step.exchange.deadline()));
   for (size_t span = 0; span < step.crossed.size(); ++span) {
-    if (step.crossed[span] == kv::CrossedBytes{}) continue;
-    add_meter(result, static_cast<uint32_t>(span), plan.spans(static_cast<int>(span)).request(),
-              step.crossed[span]);
+    const StepState::HotCount& hot = step.hot_counts[span];
+    if (step.crossed[span] == kv::CrossedBytes{} && hot.hits == 0) continue;
+    wire::SpanMeter* meter = add_meter(result, static_cast<uint32_t>(span),
+                                       plan.spans(static_cast<int>(span)).request(), step.crossed[span]);
+    meter->set_hot_hits(static_cast<uint64_t>(hot.hits));
+    meter->set_hot_misses(static_cast<uint64_t>(hot.misses));
   }
   result.set_exchanges(step.exchange.passed() - passed_before);
   CHECK_EQ(static_cast<int64_t>(result.exchanges()), exchanges);

@@ -22,6 +22,7 @@ Span random_span(SplitMix64& random) {
   span.origin = static_cast<int>(random.below(8));
   span.index_c = 1 + static_cast<int>(random.below(8));
   span.index_copied = random.below(2) == 0;
+  span.host_blocks = static_cast<int64_t>(random.below(1000));
   span.no_write = random.below(2) == 1;
   span.prefill = random.below(2) == 1;
   if (random.below(2) == 1) {
@@ -81,6 +82,7 @@ Span decode_span(const wire::Span& from) {
   to.origin = static_cast<int>(from.origin());
   to.index_c = static_cast<int>(from.index_c());
   to.index_copied = from.index_copied();
+  to.host_blocks = from.host_blocks();
   to.no_write = from.no_write();
   to.prefill = from.prefill();
   to.tokens.assign(from.tokens().begin(), from.tokens().end());
@@ -142,11 +144,11 @@ void expect_equal(const Plan& a, const Plan& b) {
     const Span &x = a.spans[i], &y = b.spans[i];
     EXPECT_EQ(
         std::tie(x.request, x.table, x.table_version, x.start, x.rows, x.split, x.grouping, x.origin,
-                 x.index_c, x.index_copied, x.no_write, x.prefill, x.tokens, x.has_input_ref, x.sample_rows,
-                 x.draft_tokens, x.next_tokens, x.sample_index, x.sampler_rank, x.digest),
+                 x.index_c, x.index_copied, x.host_blocks, x.no_write, x.prefill, x.tokens, x.has_input_ref,
+                 x.sample_rows, x.draft_tokens, x.next_tokens, x.sample_index, x.sampler_rank, x.digest),
         std::tie(y.request, y.table, y.table_version, y.start, y.rows, y.split, y.grouping, y.origin,
-                 y.index_c, y.index_copied, y.no_write, y.prefill, y.tokens, y.has_input_ref, y.sample_rows,
-                 y.draft_tokens, y.next_tokens, y.sample_index, y.sampler_rank, y.digest));
+                 y.index_c, y.index_copied, y.host_blocks, y.no_write, y.prefill, y.tokens, y.has_input_ref,
+                 y.sample_rows, y.draft_tokens, y.next_tokens, y.sample_index, y.sampler_rank, y.digest));
     EXPECT_EQ(std::tie(x.input_ref.step, x.input_ref.sample_index),
               std::tie(y.input_ref.step, y.input_ref.sample_index));
     EXPECT_EQ(std::tie(x.sampling.temperature, x.sampling.top_k, x.sampling.top_p, x.sampling.seed),

@@ -96,6 +96,27 @@ TEST(Sizing, TheHostPoolHoldsWholeBlocks) {
   EXPECT_EQ(refused.error().message, "1000 B do not hold one block of 7.0 MiB");
 }
 
+TEST(Sizing, IndexKeysMayHaveAPoolSizeOfTheirOwn) {
+  Options options = four_workers();
+  wire::ModelDescription model = model_of(1);
+  options.index_pool_tokens = 1000;
+  EXPECT_EQ(size_everything(options, model).error().field, "--index-pool-tokens");
+  model.set_index_layers(3);
+  model.set_index_key_bytes(132);
+  model.set_index_topk(256);
+  const Sizing apart = size_everything(options, model).value();
+  EXPECT_EQ(apart.limits.pages(kv::Stream::kIndexKeys, 1), ceil_div(int64_t{1000}, options.block_tokens));
+  EXPECT_EQ(apart.limits.pages(kv::Stream::kEntries, 1), 100);
+  EXPECT_EQ(apart.limits.hot_tokens, 0) << "without a host pool";
+  options.host_bytes = int64_t{1} << 30;
+  EXPECT_EQ(size_everything(options, model).value().limits.hot_tokens, 512);
+  EXPECT_EQ(size_everything(options, model).value().arenas.control.host_parts, 1);
+  options.hot_tokens = 100;
+  const Sizing hot = size_everything(options, model).value();
+  EXPECT_EQ(hot.limits.hot_tokens, 100);
+  EXPECT_EQ(hot.arenas.control.hot_pages, ceil_div(int64_t{100}, options.block_tokens));
+}
+
 // Blocks of one format never stand for blocks of another.
 TEST(Sizing, EveryCacheFormatHasItsOwnName) {
   std::set<std::string> names;

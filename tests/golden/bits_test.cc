@@ -223,6 +223,47 @@ INSTANTIATE_TEST_SUITE_P(Models, DraftLayer,
                                            Setting{"glm4_moe_draft", DType::kF32}),
                          setting_name);
 
+// Contexts that lie on the host, with hot buffers of several sizes, where device pools hold a few blocks.
+struct OnHostSetting {
+  Setting setting;
+  int64_t hot_tokens;
+};
+class OnHost : public ::testing::TestWithParam<OnHostSetting> {};
+
+TEST_P(OnHost, TheSameBitsUnderEveryGrouping) {
+  BitsModel model = bits_model(GetParam().setting);
+  model.on_host = true;
+  model.hot_tokens = GetParam().hot_tokens;
+  model.draft_layers = model.folder.find("draft") != std::string::npos;
+  model.answer_tokens = 24;
+  BitsHarness harness(model);
+  int64_t bad = 0;
+  for (const int ranks : {1, 2, 4, 8}) {
+    for (const int64_t chunk : {0, 64}) {
+      std::vector<BitsCase> all = cases_of(ranks, chunk, true);
+      const std::vector<BitsCase> mechanisms = mechanisms_of(ranks, chunk, true);
+      all.insert(all.end(), mechanisms.begin(), mechanisms.end());
+      for (size_t i = 0; i < all.size() && !model.draft_layers; ++i)
+        all[i].drafts = i % 3 == 1 ? Drafts::kSome : Drafts::kOff;
+      bad += harness.mismatches_batched(all);
+      for (size_t i = static_cast<size_t>(chunk % 5); i < all.size(); i += 5)
+        bad += harness.mismatches_alone(all[i]);
+    }
+  }
+  EXPECT_EQ(bad, 0);
+  std::printf("%lld rows compared\n", static_cast<long long>(harness.rows_compared()));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, OnHost,
+    ::testing::Values(OnHostSetting{{"glm_moe_dsa", DType::kF32}, 16},
+                      OnHostSetting{{"deepseek_v32", DType::kBF16, CacheDType::kFp8DsMla}, 8},
+                      OnHostSetting{{"deepseek_v32", DType::kF32, CacheDType::kFp8}, 0},
+                      OnHostSetting{{"glm_moe_dsa_sure_draft", DType::kF32}, 64}),
+    [](const auto& info) {
+      return setting_name({info.param.setting, info.index}) + "_hot_" + std::to_string(info.param.hot_tokens);
+    });
+
 class BigBlocks : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(BigBlocks, TheSameBits) {

@@ -37,6 +37,8 @@ struct Setting {
   const char* step_rows = "64";
   bool spare = false;
   const char* host_write = "";  // empty: no host pool
+  bool on_host =
+      false;  // contexts lie there, or where there is room: device pools hold a third of a long one
 };
 void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
 
@@ -105,7 +107,11 @@ class Hash : public testing::TestWithParam<Setting> {
     request.set_mechanisms(
         "query=" + one_of({"gathered", "replicated"}) + ",context=" + one_of({"auto", "pass-kv", "pass-q"}) +
         ",fetch=" + one_of({"view", "copies"}) + ",partials=" + one_of({"all-to-all", "tree"}));
-    request.set_no_prefix_cache(random_.below(5) == 0);
+    if (GetParam().on_host) {
+      request.set_context(one_of({"auto", "host"}));
+    } else {
+      request.set_no_prefix_cache(random_.below(5) == 0);
+    }
     request.set_speculative(one_of({"off", "lookup", "forced"}));
     if (request.speculative() == "forced") {
       std::vector<uint32_t> context = stream.context;
@@ -200,7 +206,7 @@ TEST_P(Hash, EveryTokenIsTheOracles) {
                                         "--block-tokens",
                                         "8",
                                         "--pool-tokens",
-                                        "1024",
+                                        s.on_host ? "152" : "1024",
                                         "--max-step-rows",
                                         s.step_rows,
                                         "--max-running",
@@ -214,6 +220,7 @@ TEST_P(Hash, EveryTokenIsTheOracles) {
   arguments.insert(arguments.end(), {"--copy-step", "4KiB"});
   const bool host = *s.host_write != 0;
   if (host) arguments.insert(arguments.end(), {"--host-pool", "64MiB", "--host-write", s.host_write});
+  if (s.on_host) arguments.insert(arguments.end(), {"--index-pool-tokens", "3600", "--hot-tokens", "56"});
   Daemon daemon(arguments, model);
   ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
   auto client = daemon.client();
@@ -267,6 +274,9 @@ TEST_P(Hash, EveryTokenIsTheOracles) {
               static_cast<unsigned long long>(pool.spilled_bytes()),
               static_cast<unsigned long long>(pool.loaded_bytes()),
               static_cast<unsigned long long>(pool.hit_tokens()));
+  std::printf("hot buffers: %llu hits, %llu misses\n", static_cast<unsigned long long>(pool.hot_hits()),
+              static_cast<unsigned long long>(pool.hot_misses()));
+  EXPECT_EQ(pool.hot_hits() > 0 && pool.hot_misses() > 0, s.on_host);
   EXPECT_EQ(pool.loaded_bytes() > 0, host);
   EXPECT_EQ(ended, kStreams);
   EXPECT_GT(cached, 0u);
@@ -282,16 +292,18 @@ TEST_P(Hash, EveryTokenIsTheOracles) {
   EXPECT_EQ(daemon.leftovers(), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Settings, Hash,
-                         testing::Values(Setting{"Grouped2", 2, "grouped", "f32"},
-                                         Setting{"Grouped4", 4, "grouped", "fp8", "64", false, "back"},
-                                         Setting{"Grouped8", 8, "grouped", "bf16", "33"},
-                                         Setting{"Mla4", 4, "mla", "fp8_ds_mla", "64", false, "through"},
-                                         Setting{"Dsa2", 2, "dsa", "f32", "256"},
-                                         Setting{"Dsa4", 4, "dsa", "fp8_ds_mla"},
-                                         Setting{"Dsa8", 8, "dsa", "bf16", "64", false, "back"},
-                                         Setting{"Spare4", 4, "grouped", "f32", "64", true, "back"}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Settings, Hash,
+    testing::Values(Setting{"Grouped2", 2, "grouped", "f32"},
+                    Setting{"Grouped4", 4, "grouped", "fp8", "64", false, "back"},
+                    Setting{"Grouped8", 8, "grouped", "bf16", "33"},
+                    Setting{"Mla4", 4, "mla", "fp8_ds_mla", "64", false, "through"},
+                    Setting{"Dsa2", 2, "dsa", "f32", "256"}, Setting{"Dsa4", 4, "dsa", "fp8_ds_mla"},
+                    Setting{"Dsa8", 8, "dsa", "bf16", "64", false, "back"},
+                    Setting{"OnHost2", 2, "dsa", "fp8_ds_mla", "64", false, "back", true},
+                    Setting{"OnHost4", 4, "dsa", "f32", "40", false, "through", true},
+                    Setting{"Spare4", 4, "grouped", "f32", "64", true, "back"}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace weft::integration

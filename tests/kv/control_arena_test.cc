@@ -37,6 +37,8 @@ class ControlArenaTest : public ::testing::Test {
     limits.parts = 2;
     limits.table_count = 5;
     limits.table_blocks = 7;
+    limits.host_parts = 1;
+    limits.hot_pages = 2;
     limits.max_samples = 4;
     limits.plan_bytes_max = 100;
     limits.result_bytes_max = 50;
@@ -251,6 +253,31 @@ TEST_F(ControlArenaTest, TablesDoNotOverlap) {
   EXPECT_DEATH((void)worker_.pages(TableId{4}, 7, 0), "7 against 7");
   EXPECT_DEATH((void)worker_.pages(TableId{4}, 6, 2), "part 2");
   EXPECT_DEATH((void)daemon_.rank_state(3), "rank 3");
+}
+
+TEST_F(ControlArenaTest, HostTablesDoNotOverlap) {
+  for (uint32_t id = 0; id < 5; ++id) {
+    std::vector<PageId> pages, hot;
+    for (uint32_t block = 0; block < 7; ++block) pages.push_back(PageId{id * 100 + block});
+    for (uint32_t i = 0; i < 6; ++i) hot.push_back(PageId{id * 100 + 50 + i});
+    hot[5] = kNoPage;  // the last rank has one page only
+    daemon_.write_host_table(TableId{id}, 0, std::span(pages).first(3));
+    daemon_.write_host_table(TableId{id}, 3, std::span(pages).subspan(3));
+    daemon_.write_hot_pages(TableId{id}, hot);
+  }
+  for (uint32_t id = 0; id < 5; ++id) {
+    for (uint32_t block = 0; block < 7; ++block)
+      EXPECT_EQ(worker_.host_page(TableId{id}, block, 0), PageId{id * 100 + block});
+    const auto hot = [&](uint32_t i) { return PageId{id * 100 + 50 + i}; };
+    EXPECT_EQ(worker_.hot_pages(TableId{id}, 0), (std::vector<PageId>{hot(0), hot(3)}));
+    EXPECT_EQ(worker_.hot_pages(TableId{id}, 2), std::vector<PageId>{hot(2)});
+  }
+  daemon_.write_hot_pages(TableId{1}, {});
+  EXPECT_TRUE(worker_.hot_pages(TableId{1}, 0).empty()) << "what an earlier table had";
+  EXPECT_FALSE(worker_.hot_pages(TableId{2}, 0).empty());
+  const std::vector<PageId> two(2, kNoPage);
+  EXPECT_DEATH(daemon_.write_host_table(TableId{4}, 6, two), "");
+  EXPECT_DEATH((void)worker_.host_page(TableId{4}, 7, 0), "block 7");
 }
 
 TEST_F(ControlArenaTest, PartsAreApart) {

@@ -90,6 +90,7 @@ void PlanChecks::name_pages(const Span& span) {
     const uint64_t text = content(span, block);
     const bool writes = !span.no_write && (block + 1) * geometry.block_tokens > span.start;
     for (int part = 0; part < geometry.parts(); ++part) {
+      if (core_.workers.on_host(span, block, part)) continue;
       const auto ids = core_.workers.pages(span, block, part);
       const uint64_t own = hash::fold(text, static_cast<uint64_t>(part));
       for (size_t rank = 0; rank < ids.size(); ++rank) {

@@ -72,6 +72,8 @@ struct Workers::RankRun {
   const Page* readable_page(const Span& span, size_t s, int64_t block, int part) const;
   void check_inputs(const Span& span) const;
   void check_slot(const Span& span, int64_t position, int part, int layer, const Slot& slot) const;
+  const Page& host_page(const Span& span, int64_t block, int part) const;
+  void use_hot_buffer(const Span& span);
   void check_own_pages(const Span& span) const;
   void check_readers(const Span& span, int64_t block) const;
   void sample(const Span& span, size_t s, StepOutcome& outcome);
@@ -199,12 +201,38 @@ void Workers::RankRun::check_inputs(const Span& span) const {
   }
 }
 
+const Workers::Page& Workers::RankRun::host_page(const Span& span, int64_t block, int part) const {
+  const int64_t parts = geometry().first_part(kv::Stream::kIndexKeys);
+  const std::vector<PageId>& host = w.tables_.at(number(span.table)).host;
+  return w.host_[static_cast<size_t>(kv::Stream::kEntries)].at(
+      number(host.at(static_cast<size_t>(block * parts + part))));
+}
+
+// Whatever lay in the pages of its hot buffer is gone: nobody else counts on it.
+void Workers::RankRun::use_hot_buffer(const Span& span) {
+  if (span.prefill || span.host_blocks == 0) return;
+  const std::vector<PageId>& hot = w.tables_.at(number(span.table)).hot;
+  for (size_t at = static_cast<size_t>(rank); at < hot.size();
+       at += static_cast<size_t>(w.limits_.rank_count)) {
+    if (hot[at] == kNoPage) continue;
+    Page& page = w.page(kv::Stream::kEntries, rank, hot[at]);
+    page.assign(page.size(), Slot{});
+  }
+}
+
 // The page that the rank reads of a block's part, if it reads it at all: of a shared span those of its
 // classes and heads, which lie on itself; of an owned one all, each on the first holder round the ring.
 const Workers::Page* Workers::RankRun::readable_page(const Span& span, size_t s, int64_t block,
                                                      int part) const {
   const kv::Stream stream = geometry().stream_of(part);
   const auto ids = w.pages(span, block, part);
+  if (w.on_host(span, block, part)) {
+    if (!shared(s)) return &host_page(span, block, part);
+    const int c = span.grouping.c;
+    const bool reads =
+        kv::class_owner(kv::residue_class(block, c), span.origin, c) == (place - span.grouping.base) % c;
+    return reads && span.grouping.contains(place) ? &host_page(span, block, part) : nullptr;
+  }
   if (!shared(s)) {
     for (int i = 0; i < places(); ++i) {
       const int from = e.ranks.rank((place + i) % places());
@@ -315,6 +343,7 @@ bool Workers::RankRun::finish() {
   StepOutcome outcome{plan().step, rank, {}};
   for (size_t s = 0; s < plan().spans.size(); ++s) {
     const Span& span = plan().spans[s];
+    use_hot_buffer(span);
     check_own_pages(span);
     if (place == 0) w.rows_run_ += span.rows;
     if (span.sampler_rank == place) sample(span, s, outcome);
@@ -330,7 +359,7 @@ void Workers::RankRun::check_own_pages(const Span& span) const {
     if (place == 0) check_readers(span, block);
     for (int part = 0; part < geometry().parts(); ++part) {
       const PageId id = w.pages(span, block, part)[static_cast<size_t>(rank)];
-      if (id == kNoPage) continue;
+      if (id == kNoPage || w.on_host(span, block, part)) continue;
       const Page& page = w.page(geometry().stream_of(part), rank, id);
       for (int64_t p = block * block_tokens; p < std::min(end, (block + 1) * block_tokens); ++p) {
         for (int layer = 0; layer < kLayers; ++layer)
@@ -343,6 +372,7 @@ void Workers::RankRun::check_own_pages(const Span& span) const {
 // Exactly the readers hold a block: no reader without bytes, no bytes without a reader.
 void Workers::RankRun::check_readers(const Span& span, int64_t block) const {
   for (int part = 0; part < geometry().parts(); ++part) {
+    if (w.on_host(span, block, part)) continue;
     const kv::Stream stream = geometry().stream_of(part);
     const int in_stream = part - geometry().first_part(stream);
     const int stripes = span.index_copied ? 1 : span.index_c;

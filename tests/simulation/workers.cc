@@ -38,6 +38,8 @@ void Workers::write_tables(const Plan& plan, std::span<const std::shared_ptr<con
     Table& table = tables_.at(number(write.table));
     if (table.version != write.version) {
       table.pages.clear();
+      table.host.clear();
+      table.hot.clear();
       table.version = write.version;
     }
     verdict_.expect(Checker::kPlan, write.first_block * block_pages == std::ssize(table.pages),
@@ -47,6 +49,16 @@ void Workers::write_tables(const Plan& plan, std::span<const std::shared_ptr<con
                     std::ssize(table.pages) % block_pages == 0 &&
                         std::ssize(table.pages) <= limits_.table_blocks() * block_pages,
                     "a table of ", table.pages.size(), " pages");
+  }
+  const int64_t host_parts = limits_.geometry.first_part(kv::Stream::kIndexKeys);
+  for (const HostTableWrite& write : plan.host_writes) {
+    Table& table = tables_.at(number(write.table));
+    verdict_.expect(Checker::kPlan, write.first_block * host_parts == std::ssize(table.host),
+                    "a host table is not appended to where it ends");
+    verdict_.expect(Checker::kPlan, write.hot_pages.empty() || write.new_table,
+                    "a hot buffer changes under its table");
+    table.host.insert(table.host.end(), write.pages.begin(), write.pages.end());
+    if (write.new_table) table.hot = write.hot_pages;
   }
 }
 

@@ -56,6 +56,10 @@ class Workers {
   }
   // The pages of a block's part by rank, as a span's table names them.
   std::span<const PageId> pages(const Span& span, int64_t block, int part) const;
+  // Whether a span reads this part of a block from the host pool.
+  bool on_host(const Span& span, int64_t block, int part) const {
+    return block < span.host_blocks && limits_.geometry.stream_of(part) == kv::Stream::kEntries;
+  }
 
   // ---- a worker's side
   // It has something to do and need not wait for others.
@@ -92,6 +96,7 @@ class Workers {
   struct Table {
     uint32_t version = 0;
     std::vector<PageId> pages;
+    std::vector<PageId> host, hot;  // [block][part], [page][rank]
   };
   // A published plan, and how far the ranks are.
   struct Entry {

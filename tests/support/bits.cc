@@ -85,8 +85,12 @@ BitsHarness::BitsHarness(const BitsModel& model)
 
   BitsCase plain;
   plain.decode = {kv::DecodeKind::kTp, 1};
-  LocalEngine engine(weights_, engine_options(1, 0, 1));
-  const RequestId request = engine.submit(prompt_, request_options(plain, false));
+  EngineOptions on_device = engine_options(1, 0, 1);
+  on_device.workers.pool.entries = on_device.workers.pool.index_keys * weights_.config.kv_heads;
+  LocalEngine engine(weights_, on_device);
+  RequestOptions reference = request_options(plain, false);
+  reference.context = controlplane::ContextPlace::kDevice;
+  const RequestId request = engine.submit(prompt_, reference);
   engine.run_all();
   CHECK(engine.outcome(request).finished);
   reference_tokens_ = engine.outcome(request).tokens;
@@ -110,6 +114,13 @@ EngineOptions BitsHarness::engine_options(int ranks, int64_t chunk, int64_t requ
   options.workers.max_step_rows = std::max<int64_t>(model_.prompt_tokens, 512);
   const int64_t pages = 2 * blocks * requests;
   options.workers.pool = {pages * weights_.config.kv_heads, pages};
+  if (model_.on_host) {
+    options.hot_tokens = model_.hot_tokens;
+    if (model_.draft_layers) options.host_window = 16;  // a narrow one leaves no room for some guesses
+    const int64_t window = options.host_window + ceil_div(model_.hot_tokens, model_.block_tokens);
+    options.workers.pool.entries = requests * window;
+    options.workers.host = {pages, pages};
+  }
   options.workers.table_count = 2 * requests + 4;
   options.workers.threads = ranks == 2 ? 2 : 1;  // the reference has one
   options.max_chunk_rows = chunk;
@@ -123,6 +134,11 @@ RequestOptions BitsHarness::request_options(const BitsCase& one, bool prefix_cac
   options.max_tokens = model_.answer_tokens;
   options.sampling = model_.sampling;
   options.use_prefix_cache = prefix_cache;
+  if (model_.on_host) {
+    options.context = controlplane::ContextPlace::kHost;
+    if (!prefix_cache) options.salt = one.name();  // it shares with nobody
+    options.use_prefix_cache = true;
+  }
   if (model_.draft_layers) options.speculation = {controlplane::DraftSource::kMtp, 3, {}};
   if (one.drafts == Drafts::kOff) return options;
   options.speculation = {controlplane::DraftSource::kForced, 5, reference_tokens_};

@@ -42,6 +42,9 @@ struct BitsModel {
   int64_t prompt_tokens = 205;  // 25 blocks and a partial one
   int64_t answer_tokens = 14;   // crosses at least two block boundaries
   controlplane::SamplingParams sampling;
+  bool on_host =
+      false;  // contexts lie on the host, but for the reference's; device pools are too small for one
+  int64_t hot_tokens = 0;     // then
   bool draft_layers = false;  // which then guesses three tokens a step; the bits of its logits count, too
 };
 

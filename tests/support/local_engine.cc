@@ -12,6 +12,7 @@ namespace {
 LocalOptions worker_options(const EngineOptions& options) {
   LocalOptions out = options.workers;
   out.table_blocks = ceil_div(options.max_context, out.block_tokens);
+  out.hot_pages = ceil_div(options.hot_tokens, out.block_tokens);
   return out;
 }
 
@@ -31,6 +32,9 @@ controlplane::Limits limits_of(const LocalModel& model, const EngineOptions& opt
   limits.window = model.config.window();
   limits.window_layers = model.config.window_layers();
   limits.draft_layers = model.config.draft_layers;
+  limits.host_pages = {options.workers.host.entries, index_pages > 0 ? options.workers.host.index_keys : 0};
+  limits.hot_tokens = options.hot_tokens;
+  limits.host_window = options.host_window;
   limits.max_context = options.max_context;
   limits.table_count = options.workers.table_count;
   limits.max_running = options.workers.table_count / 2;
@@ -61,6 +65,7 @@ RequestId LocalEngine::submit(const std::vector<uint32_t>& prompt, const Request
   event.grouping = options.grouping;
   event.speculation = options.speculation;
   event.use_prefix_cache = options.use_prefix_cache;
+  event.context = options.context;
   event.digest = options.digest;
   events_.push_back(event);
   return event.request;
@@ -113,6 +118,10 @@ void LocalEngine::take_plans() {
       workers_.control().write_table(write.table, write.first_block, write.pages);
       workers_.control().set_table_version(write.table, write.version);
     }
+    for (const controlplane::HostTableWrite& write : decision.plan->host_writes) {
+      workers_.control().write_host_table(write.table, write.first_block, write.pages);
+      if (write.new_table) workers_.control().write_hot_pages(write.table, write.hot_pages);
+    }
     plans_.push_back(daemon::encode_plan(*decision.plan));
   }
 }
@@ -136,6 +145,8 @@ bool LocalEngine::step() {
     }
     for (const wire::SpanMeter& meter : result.meters()) {
       RequestOutcome& outcome = outcomes_[RequestId{meter.request()}];
+      outcome.hot_hits += static_cast<int64_t>(meter.hot_hits());
+      outcome.hot_misses += static_cast<int64_t>(meter.hot_misses());
       const bool prefill =
           meter.span() != 0xffffffffu && plan.spans(static_cast<int>(meter.span())).prefill();
       for (int kind = 0; kind < meter.crossed_size(); ++kind) {

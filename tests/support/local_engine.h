@@ -22,6 +22,8 @@ struct EngineOptions {
   int plans_in_flight = 2;
   int64_t max_context = 2048;
   RankMask start_ranks = 0;  // that take part at first; 0: all
+  int64_t hot_tokens = 0;
+  int64_t host_window = 4;
 };
 
 struct RequestOptions {
@@ -32,6 +34,7 @@ struct RequestOptions {
   controlplane::Speculation speculation;
   bool digest = true;
   bool use_prefix_cache = true;
+  controlplane::ContextPlace context = controlplane::ContextPlace::kAuto;
   std::string salt;
 };
 
@@ -42,6 +45,7 @@ struct RequestOutcome {
   controlplane::FinishedNotice notice;
   std::vector<controlplane::RegroupedNotice> regroups;
   kv::CrossedBytes prefill_crossed, decode_crossed;  // all ranks together
+  int64_t hot_hits = 0, hot_misses = 0;
 };
 
 class LocalEngine {

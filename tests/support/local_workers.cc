@@ -53,6 +53,8 @@ LocalWorkers::LocalWorkers(const LocalModel& model, const LocalOptions& options)
   limits.parts = geometry_.parts();
   limits.table_count = options.table_count;
   limits.table_blocks = options.table_blocks;
+  limits.host_parts = options.host.entries > 0 ? geometry_.first_part(kv::Stream::kIndexKeys) : 0;
+  limits.hot_pages = options.hot_pages;
   limits.max_samples = options.max_step_rows;
   limits.plan_bytes_max = 1 << 20;
   limits.result_bytes_max = 1 << 20;

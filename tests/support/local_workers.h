@@ -34,8 +34,9 @@ struct LocalOptions {
   CacheFormat cache;
   int64_t block_tokens = 64;
   int64_t max_step_rows = 2048;
-  kv::PoolPages pool;  // per rank
-  kv::PoolPages host;  // none: no host pool
+  kv::PoolPages pool;     // per rank
+  kv::PoolPages host;     // none: no host pool
+  int64_t hot_pages = 0;  // of a sequence's hot buffer on one rank, at most
   int64_t table_count = 64;
   int64_t table_blocks = 512;
   int threads = 1;  // per rank

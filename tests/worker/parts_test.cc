@@ -62,7 +62,7 @@ class World {
  public:
   World(const ModelConfig& config, int ranks) : config_(config), ranks_(ranks) {
     geometry_ = config.cache_geometry(DType::kF32, kBlockTokens);
-    const kv::ControlLimits limits{ranks, kBlockTokens, geometry_.parts(), 1, kTableBlocks, 1, 64, 64};
+    const kv::ControlLimits limits{ranks, kBlockTokens, geometry_.parts(), 1, kTableBlocks, 0, 0, 1, 64, 64};
     control_ = std::make_unique<kv::ControlArena>(
         kv::ControlArena::format(memory(kv::control_arena_bytes(limits)), limits).value());
     const size_t mailbox = mailbox_bytes(64);

@@ -377,7 +377,7 @@ TEST(Routes, DataArrivesWhereTheOtherSideLooks) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
     const ModelConfig config = small_model(ranks % 2 == 0 ? 8 : 3);
     const size_t mailbox = mailbox_bytes(outbox_bytes(config, DType::kF32, ranks, 128));
-    kv::ControlLimits limits{ranks, 8, 2, 2, 16, 128, 4096, 4096};
+    kv::ControlLimits limits{ranks, 8, 2, 2, 16, 0, 0, 128, 4096, 4096};
     kv::ControlArena control =
         kv::ControlArena::format(memory(kv::control_arena_bytes(limits)), limits).value();
     std::vector<kv::Mapping> mappings;

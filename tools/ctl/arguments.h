@@ -63,6 +63,7 @@ struct Arguments {
   uint32_t draft_tokens = 0;
   int32_t priority = 0;
   uint64_t parent = 0;
+  std::string context;
   std::optional<double> deadline_s;
   bool stats = false;
 

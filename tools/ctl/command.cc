@@ -87,6 +87,15 @@ Command generate() {
         "is "
         "sent and read",
         &A::parent},
+       {"--context",
+        "PLACE",
+        "where the entries of its cache lie: device; host, the host pool, from where each row reads those "
+        "that "
+        "it selects (models with an indexer only); auto (default): on the host if they do not fit the "
+        "devices",
+        &A::context,
+        Check::kChoice,
+        {"auto", "device", "host"}},
        {"--no-prefix-cache", "", "compute the whole prompt", &A::no_prefix_cache},
        {"--cache-salt", "TEXT", "share cached prefixes only with requests of the same salt", &A::cache_salt},
        {"--credit", "N", "let the daemon be at most N tokens ahead; 0: its own limit", &A::credit},

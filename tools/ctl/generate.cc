@@ -71,6 +71,7 @@ Result<wire::GenerateRequest> request_of(Context& context) {
   request.set_draft_tokens(a.draft_tokens);
   request.set_priority(a.priority);
   request.set_parent(a.parent);
+  request.set_context(a.context);
   if (a.deadline_s) {
     const double ms = std::ceil(*a.deadline_s * 1e3);
     if (!(ms >= 1 && ms <= std::numeric_limits<uint32_t>::max())) {

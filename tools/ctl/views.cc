@@ -37,8 +37,14 @@ std::string drafting(const wire::StatusReply& status) {
 std::string host_text(const wire::StatusReply& status) {
   if (!status.has_host_pool()) return "";
   const wire::HostPoolStatus& host = status.host_pool();
-  return "written " + host.write() + ", " + bytes(host.spilled_bytes()) + " spilled, " +
-         bytes(host.loaded_bytes()) + " loaded, " + count(host.hit_tokens()) + " tokens of prompts";
+  std::string text = "written " + host.write() + ", " + bytes(host.spilled_bytes()) + " spilled, " +
+                     bytes(host.loaded_bytes()) + " loaded, " + count(host.hit_tokens()) +
+                     " tokens of prompts";
+  if (host.context_requests() > 0)
+    text += ", " + count(host.context_requests()) + " requests with their context there";
+  const uint64_t chosen = host.hot_hits() + host.hot_misses();
+  if (chosen > 0) text += ", " + hot_text(host.hot_hits(), host.hot_misses());
+  return text;
 }
 
 std::string pools_text(const wire::StatusReply& status, const Terminal& terminal) {
@@ -203,6 +209,18 @@ std::string drafts_text(uint64_t drafted, uint64_t accepted) {
   return drafted == 0 ? "" : count(accepted) + " of " + count(drafted) + " held";
 }
 
+std::string hot_text(uint64_t hits, uint64_t misses) {
+  return hits + misses == 0
+             ? ""
+             : count(hits) + " of " + count(hits + misses) + " chosen entries in the hot buffer";
+}
+
+std::string context_text(const wire::Trace& trace) {
+  if (trace.context() != "host") return "";
+  const std::string hot = hot_text(trace.hot_hits(), trace.hot_misses());
+  return hot.empty() ? "host" : "host, " + hot;
+}
+
 std::string drafts_text(const wire::Trace& trace) {
   const std::string text = drafts_text(trace.drafted_tokens(), trace.accepted_tokens());
   return text.empty() ? "" : text + " (" + trace.speculative() + ")";
@@ -358,9 +376,9 @@ std::string history_view(const wire::HistoryReply& reply, const Terminal& termin
 std::string explain_view(const wire::ExplainReply& reply, const Terminal& terminal) {
   const auto& status = reply.status();
   const auto& trace = reply.trace();
-  const std::string moved_at_switch =
-      bytes(trace.switch_bytes()) + " moved between the last prefill and the first decode step, " +
-      human_time(trace.switch_gap_ns()) + " apart";
+  const std::string moved_at_switch = bytes(trace.switch_bytes()) +
+                                      " moved between the last prefill and the first decode step, " +
+                                      human_time(trace.switch_gap_ns()) + " apart";
   std::string out =
       facts({{"request", std::to_string(status.request())},
              {"state", state_cell(status.state())},
@@ -369,6 +387,7 @@ std::string explain_view(const wire::ExplainReply& reply, const Terminal& termin
                             " from the prefix cache"},
              {"generated", count(status.completion_tokens()) + " of at most " + count(status.max_tokens())},
              {"asked for", groupings(status)},
+             {"context", context_text(trace)},
              {"drafts", drafts_text(trace)},
              {"queued", human_time(trace.queued_ns())},
              {"switch", trace.decode_steps() > 0 ? moved_at_switch : ""},
@@ -391,7 +410,8 @@ std::string stats_view(const wire::Finished& finished, const Terminal& terminal)
          count(usage.prompt_tokens()) + " prompt tokens, " + count(usage.cached_tokens()) +
          " from the prefix cache, " + count(usage.completion_tokens()) + " generated\n" +
          phases_text(finished.trace(), usage.computed_tokens(), terminal) +
-         (finished.trace().drafted_tokens() == 0 ? "" : "drafts: " + drafts_text(finished.trace()) + "\n");
+         (finished.trace().drafted_tokens() == 0 ? "" : "drafts: " + drafts_text(finished.trace()) + "\n") +
+         (context_text(finished.trace()).empty() ? "" : "context: " + context_text(finished.trace()) + "\n");
 }
 
 std::string regroup_view(const wire::RegroupReply& reply, bool defaults, bool dry_run,

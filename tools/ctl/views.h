@@ -30,6 +30,10 @@ Cell state_cell(const std::string& state);
 // "tp, index split").
 std::string prefill_text(const wire::Trace& trace);
 std::string decode_text(const wire::DecodeTrace& decode);
+// "12 of 40 chosen entries in the hot buffer"; empty where none were chosen. "host, …"; empty where the
+// context lies on devices.
+std::string hot_text(uint64_t hits, uint64_t misses);
+std::string context_text(const wire::Trace& trace);
 // "12 of 40 held", and "… (lookup)"; empty where there were no drafts.
 std::string drafts_text(uint64_t drafted, uint64_t accepted);
 std::string drafts_text(const wire::Trace& trace);

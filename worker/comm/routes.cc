@@ -26,6 +26,8 @@ Result<SpanRoute> make_span(const wire::Span& span, int index, int rank_count) {
                     static_cast<int>(span.group_c())};
   route.origin = static_cast<int>(span.origin());
   route.index_c = static_cast<int>(span.index_c());
+  route.host_blocks = span.host_blocks();
+  route.prefill = span.prefill();
   route.draft_tokens = span.draft_tokens();
   route.seed = span.sampling().seed();
   route.replicate_query = span.replicate_query();

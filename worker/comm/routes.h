@@ -58,6 +58,8 @@ struct SpanRoute {
   kv::Grouping grouping;
   int origin = 0;
   int index_c = 1;
+  int64_t host_blocks = 0;  // the first so many blocks: entries lie in the host pool alone
+  bool prefill = false;
   int64_t draft_tokens = 0;
   uint64_t seed = 0;  // of the request's sampling
   bool replicate_query = false;

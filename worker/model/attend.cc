@@ -8,6 +8,7 @@
 #include "kernels/attention.h"
 #include "worker/model/attend_streamed.h"
 #include "worker/model/finish.h"
+#include "worker/model/host_entries.h"
 
 namespace weft::worker {
 namespace {
@@ -20,14 +21,17 @@ struct RowEntries {
   std::vector<const void*> storage;            // sparse rows
 };
 
-// Marks which remote positions were touched, once per span and layer; threads may mark the same one.
+// Marks which positions elsewhere were touched, once per span and layer; threads may mark the same one.
 class Touched {
  public:
   void reset(int64_t positions) { marks_.assign(static_cast<size_t>(positions), 0); }
   void mark(int64_t position) {
     std::atomic_ref<uint8_t>(marks_[static_cast<size_t>(position)]).store(1, std::memory_order_relaxed);
   }
-  int64_t count() const { return std::count(marks_.begin(), marks_.end(), uint8_t{1}); }
+  // Of positions first … end − 1.
+  int64_t count(int64_t first, int64_t end) const {
+    return std::count(marks_.begin() + first, marks_.begin() + end, uint8_t{1});
+  }
 
  private:
   std::vector<uint8_t> marks_;
@@ -53,8 +57,9 @@ void list_dense(const CacheView& view, const LayerLists& lists, int64_t first, i
   }
 }
 
-void list_selected(const StepState& state, const CacheView::Part& view, int64_t layer_offset, int64_t home,
-                   Touched* touched, RowEntries& out) {
+void list_selected(const StepState& state, const CacheView& span, const CacheView::Part& view, int64_t layer,
+                   int64_t home, Touched* touched, RowEntries& out) {
+  const int64_t layer_offset = layer * state.geometry.layer_bytes(kv::Stream::kEntries);
   const int64_t P = state.setup.block_tokens;
   const int64_t bytes = state.geometry.stream(kv::Stream::kEntries).bytes_per_token;
   const int32_t* selected = state.selected.data() + home * state.config.index_topk;
@@ -75,8 +80,16 @@ void list_selected(const StepState& state, const CacheView::Part& view, int64_t 
   for (int32_t i = 0; i < n; ++i) {
     const std::byte* page = page_at(i);
     if (page == nullptr) continue;
-    out.storage[static_cast<size_t>(begin[shard_at(i)]++)] = page + layer_offset + (selected[i] % P) * bytes;
-    if (touched != nullptr && view.remote[static_cast<size_t>(selected[i] / P)]) touched->mark(selected[i]);
+    const int64_t block = selected[i] / P;
+    const bool on_host = block < view.host_blocks;
+    const std::byte* entry =
+        on_host && span.hot != nullptr ? hot_entry(state, span, layer, selected[i]) : nullptr;
+    if (entry == nullptr) {
+      entry = page + layer_offset + (selected[i] % P) * bytes;
+      if (touched != nullptr && (on_host || view.remote[static_cast<size_t>(block)]))
+        touched->mark(selected[i]);
+    }
+    out.storage[static_cast<size_t>(begin[shard_at(i)]++)] = entry;
   }
 }
 
@@ -97,7 +110,8 @@ class SpanJobs {
         words_(kernels::partial_words(state.config.value_width())),
         layer_offset_(layer * state.geometry.layer_bytes(kv::Stream::kEntries)),
         window_(state.config.layers[static_cast<size_t>(layer)].window),
-        remote_(has_remote(part_)) {
+        elsewhere_(has_remote(part_) || part_.host_blocks > 0),
+        layer_(layer) {
     int64_t heads_max = 1;
     for (const AttendJob& job : jobs_) {
       heads_max = std::max(heads_max, job.heads);
@@ -105,7 +119,8 @@ class SpanJobs {
     }
     shard_words_ = heads_max * words_;
     if (first_seen_ != kNothing) list_layer();
-    if (remote_) touched_.reset(state_.layout.spans()[static_cast<size_t>(span_)].end());
+    if (view_.hot != nullptr) fetch_selected(state_, layer, jobs_);
+    if (elsewhere_) touched_.reset(state_.layout.spans()[static_cast<size_t>(span_)].end());
   }
 
   void run() {
@@ -120,10 +135,13 @@ class SpanJobs {
       attend_shards(jobs, rows.data(), scratch(partials, std::ssize(jobs) * kv::kShards * shard_words_));
       merge_shards(jobs, partials.data());
     }
-    if (!remote_) return;
+    if (!elsewhere_) return;
     mark_dense();
-    state_.count(span_, kv::CrossKind::kEntries,
-                 touched_.count() * state_.geometry.stream(kv::Stream::kEntries).bytes_per_token);
+    const int64_t bytes = state_.geometry.stream(kv::Stream::kEntries).bytes_per_token;
+    const int64_t host = part_.host_blocks * state_.setup.block_tokens;
+    const int64_t end = state_.layout.spans()[static_cast<size_t>(span_)].end();
+    state_.count(span_, kv::CrossKind::kHost, touched_.count(0, std::min(host, end)) * bytes);
+    if (host < end) state_.count(span_, kv::CrossKind::kEntries, touched_.count(host, end) * bytes);
   }
 
  private:
@@ -161,7 +179,7 @@ class SpanJobs {
     for (const AttendJob& job : jobs_) {
       if (!dense(job)) continue;
       for (int64_t at = std::max(marked, first_seen_of(job)); at <= job.position; ++at) {
-        if (part_.remote[static_cast<size_t>(at / P)]) touched_.mark(at);
+        if (at / P < part_.host_blocks || part_.remote[static_cast<size_t>(at / P)]) touched_.mark(at);
       }
       marked = std::max(marked, job.position + 1);
     }
@@ -174,7 +192,7 @@ class SpanJobs {
         if (dense(job)) {
           list_dense(view_, lists_, first_seen_of(job), job.position, rows[i]);
         } else {
-          list_selected(state_, part_, layer_offset_, job.home, remote_ ? &touched_ : nullptr, rows[i]);
+          list_selected(state_, view_, part_, layer_, job.home, elsewhere_ ? &touched_ : nullptr, rows[i]);
         }
       }
     });
@@ -239,7 +257,8 @@ class SpanJobs {
   const int64_t words_;  // of a partial
   const int64_t layer_offset_;
   const int64_t window_;  // 0: none
-  const bool remote_;
+  const bool elsewhere_;  // it reads other ranks' pages, or the host pool's
+  const int64_t layer_;
   int64_t shard_words_ = 0;
   static constexpr int64_t kNothing = INT64_MAX;
   int64_t first_seen_ = kNothing;  // by any dense row

@@ -61,6 +61,7 @@ class StreamedJobs {
     }
     deliver(partials);
     state_.count(jobs_.front().span, kv::CrossKind::kEntries, copied_slots_ * entry_bytes_);
+    state_.count(jobs_.front().span, kv::CrossKind::kHost, host_slots() * entry_bytes_);
   }
 
  private:
@@ -73,6 +74,23 @@ class StreamedJobs {
 
   int64_t slots_of(int64_t block) const {
     return std::min(state_.setup.block_tokens, end_ - block * state_.setup.block_tokens);
+  }
+  // Entries of the host pool that some row reads, where they lie.
+  int64_t host_slots() const {
+    const int64_t P = state_.setup.block_tokens, end = std::min(part_.host_blocks * P, end_);
+    std::vector<uint8_t> read(static_cast<size_t>(end), 0);
+    for (const AttendJob& job : jobs_) {
+      if (is_dense(state_, job)) {
+        const int64_t first = window_ == 0 ? 0 : std::max<int64_t>(0, job.position + 1 - window_);
+        for (int64_t at = first; at < std::min(end, job.position + 1); ++at)
+          read[static_cast<size_t>(at)] = 1;
+        continue;
+      }
+      const int32_t* selected = state_.selected.data() + job.home * state_.config.index_topk;
+      for (int32_t i = 0; i < state_.selected_count[static_cast<size_t>(job.home)] && selected[i] < end; ++i)
+        read[static_cast<size_t>(selected[i])] = 1;
+    }
+    return std::count(read.begin(), read.end(), uint8_t{1});
   }
   int64_t level_words() const { return std::ssize(jobs_) * job_words_; }
 

@@ -26,8 +26,14 @@ Result<void> view_part(const StepState& state, const SpanRoute& span, kv::Stream
   view.remote.assign(static_cast<size_t>(blocks), 0);
   const bool local = span.wide || (span.pass_query && stream == kv::Stream::kEntries);
   const int own_class = c > 1 ? kv::owned_class(state.rank % c, span.origin, c) : 0;
+  view.host_blocks = stream == kv::Stream::kEntries ? span.host_blocks : 0;
   for (int64_t block = 0; block < blocks; ++block) {
     if (c > 1 && kv::residue_class(block, c) != own_class) continue;
+    if (block < view.host_blocks) {
+      const PageId page = state.setup.control->host_page(span.table, block, static_cast<int>(part));
+      view.page[static_cast<size_t>(block)] = state.setup.host.page(stream, page);
+      continue;
+    }
     const auto pages = state.setup.control->pages(span.table, block, number);
     const int holder = reader_of(state, pages);
     if (holder < 0 || (local && holder != state.rank)) {
@@ -64,6 +70,25 @@ Result<void> view_entries(const StepState& state, const SpanRoute& span, CacheVi
   return {};
 }
 
+// Decode rows look into the hot buffer first; a chunk of a prompt touches nearly everything.
+void view_hot(StepState& state, const SpanRoute& span, CacheView& view) {
+  if (span.prefill || span.host_blocks == 0) return;
+  view.hot_pages = state.setup.control->hot_pages(span.table, state.setup.rank);
+  if (view.hot_pages.empty()) return;
+  view.hot = &state.hot_buffers.of(span.table, state.setup.control->table_version(span.table),
+                                   state.geometry.stream(kv::Stream::kEntries).layers,
+                                   std::ssize(view.hot_pages) * state.setup.block_tokens);
+}
+
+Result<void> check_host_blocks(const StepState& state, const SpanRoute& span) {
+  if (span.host_blocks == 0) return {};
+  const char* wrong = nullptr;
+  if (state.setup.host.pages().entries == 0) wrong = "entries in a host pool that there is not";
+  if (span.host_blocks * state.setup.block_tokens > (span.no_write ? span.end() : span.start))
+    wrong = "rows that would be written to the host pool";
+  return wrong == nullptr ? Result<void>() : error(ErrorCode::kInvalidArgument, wrong, "plan");
+}
+
 // Calls write(page of holder, remote) for every holder of a part (numbered through) of a home row's block
 // that this rank must write.
 template <typename Write>
@@ -85,6 +110,8 @@ void for_holders(StepState& state, const HomeRow& row, int part, const Write& wr
 Result<void> make_views(StepState& state, const wire::StepPlan& plan) {
   const bool indexed = state.config.index_layers() > 0;
   state.views.assign(state.layout.spans().size(), {});
+  state.hot_buffers.sweep();
+  for (const SpanRoute& span : state.layout.spans()) TRY_VOID(check_host_blocks(state, span));
   // Of rows that pass their queries, readers need not own any.
   for (const SpanRoute& span : state.layout.spans()) {
     if (span.pass_query) TRY_VOID(view_entries(state, span, state.views[static_cast<size_t>(span.index)]));
@@ -97,6 +124,7 @@ Result<void> make_views(StepState& state, const wire::StepPlan& plan) {
     if (!state.attends(span)) continue;
     CHECK_EQ(state.setup.control->table_version(span.table), plan.spans(span.index).table_version());
     if (!span.pass_query) TRY_VOID(view_entries(state, span, view));
+    view_hot(state, span, view);
     if (indexed) {
       TRY_VOID(
           view_part(state, span, kv::Stream::kIndexKeys, 0, span.wide ? span.index_c : 1, view.index_keys));

@@ -95,9 +95,13 @@ void Expanded::gather(const SpanRoute& span, int64_t layer, int shard, int64_t e
   });
   context.operand =
       latent_operand_.of(state_.parallel, state_.weights.dtype, context.latent.data(), n * config.latent);
-  int64_t remote = 0;
-  for (const int64_t position : context.positions) remote += part.remote[static_cast<size_t>(position / P)];
+  int64_t remote = 0, host = 0;
+  for (const int64_t position : context.positions) {
+    remote += part.remote[static_cast<size_t>(position / P)];
+    host += position / P < part.host_blocks ? 1 : 0;
+  }
   state_.count(span.index, kv::CrossKind::kEntries, remote * bytes);
+  state_.count(span.index, kv::CrossKind::kHost, host * bytes);
 }
 
 void Expanded::expand_head(int64_t layer, int64_t head, Context& context) {

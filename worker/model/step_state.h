@@ -15,6 +15,7 @@
 #include "kv/meter.h"
 #include "proto/vocab/units.h"
 #include "worker/comm/routes.h"
+#include "worker/model/hot_buffer.h"
 #include "worker/page_mover.h"
 #include "worker/step_runner.h"
 
@@ -23,10 +24,11 @@ namespace weft::worker {
 // How this rank sees the cache of one span, for one step.
 struct CacheView {
   // Of one part, by block: the page's first byte in the pool this rank reads it from (nullptr where it does
-  // not read it), and whether that pool is another rank's.
+  // not read it), and whether that pool is another rank's. Of the first so many blocks it is the host pool.
   struct Part {
     std::vector<const std::byte*> page;
     std::vector<uint8_t> remote;
+    int64_t host_blocks = 0;
   };
   // Under the span's grouping. Whole rows read every part, wide rows those of their c-group; of the others
   // there are no blocks here.
@@ -34,6 +36,9 @@ struct CacheView {
   Part index_keys;  // under index_c
   // Positions that this rank reads, of whichever part, by canonical shard, ascending.
   std::array<std::vector<int64_t>, kv::kShards> shard_positions;
+  // Where decode rows look first for entries of host blocks; null: nowhere. Its slots lie in these pages.
+  HotBuffer* hot = nullptr;
+  std::vector<PageId> hot_pages;
   bool used = false;
 };
 
@@ -71,10 +76,17 @@ struct StepState {
   Epoch epoch{};
   std::vector<CacheView> views;           // by span
   std::vector<kv::CrossedBytes> crossed;  // by span
-  std::vector<uint32_t> tokens;           // by home row
-  std::vector<float> cosine, sine;        // [home rows][rope / 2]
-  std::vector<float> x;                   // [home rows][hidden]: the residual
-  std::vector<float> normed;              // [all rows][hidden]
+  // By span: entries of host blocks that decode rows chose, in all layers, and how many of them were in the
+  // hot buffer.
+  struct HotCount {
+    int64_t hits = 0, misses = 0;
+  };
+  std::vector<HotCount> hot_counts;
+  HotBuffers hot_buffers;
+  std::vector<uint32_t> tokens;     // by home row
+  std::vector<float> cosine, sine;  // [home rows][rope / 2]
+  std::vector<float> x;             // [home rows][hidden]: the residual
+  std::vector<float> normed;        // [all rows][hidden]
 
   // Selection of the last full index layer, by home row: ascending positions; dense rows have count −1.
   std::vector<int32_t> selected;  // [home rows][index_topk]

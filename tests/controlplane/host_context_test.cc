@@ -1,0 +1,418 @@
+// Goal: a context that lies on the host is read from there, whatever the grouping and whatever happens;
+// device pools hold a window of it, and the room in the host pool that it needs is its own. Method: exact
+// scenes on small pools, then random ones; the fake workers check every byte that a row reads, and spoil the
+// pages of hot buffers whenever a row may use them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "proto/vocab/random.h"
+#include "tests/controlplane/harness.h"
+
+namespace weft::controlplane {
+namespace {
+
+constexpr auto kEntries = kv::Stream::kEntries;
+constexpr int64_t kKeyBytes = 4 * 8;  // index keys of one block
+
+// Device pools for 12 blocks of entries, and index keys for all of a context of 256 tokens.
+Limits limits_of(int ranks, int64_t host) {
+  Limits limits = small_limits(ranks, 12);
+  for (auto& pages : limits.pool_pages) pages[1] = 70;
+  limits.index_topk = 8;
+  limits.hot_tokens = 8;
+  limits.host_window = 6;
+  limits.host_pages = {host, host};
+  return limits;
+}
+
+const std::vector<GroupingWish>& wishes() {
+  static const std::vector<GroupingWish> all = {
+      kTpWish, wish(kv::DecodeKind::kDcp, 2), wish(kv::DecodeKind::kDcp, 4, kv::IndexKind::kSplit),
+      wish(kv::DecodeKind::kTp, 1, {kv::IndexKind::kSplit, 4}), wish(kv::DecodeKind::kDp)};
+  return all;
+}
+
+std::vector<uint32_t> joined(std::vector<uint32_t> a, const std::vector<uint32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+void expect_all_given_back(Harness& harness) {
+  while (!harness.in_flight.empty()) harness.run_oldest();
+  for (int rank = 0; rank < harness.limits.rank_count; ++rank) {
+    for (const kv::Stream stream : kv::kAllStreams) {
+      const PoolCounts counts = harness.plane.pool(stream, rank);
+      EXPECT_EQ(counts.free + counts.cached, counts.pages) << "rank " << rank;
+      EXPECT_EQ(counts.reserved, 0) << "rank " << rank;
+    }
+  }
+  EXPECT_EQ(harness.plane.host_pool(kEntries).used, 0);
+}
+
+TEST(HostContext, LargerThanAllPoolsTogetherItDecodes) {
+  for (const GroupingWish& grouping : wishes()) {
+    Harness harness(limits_of(4, 64));
+    const RequestId id = harness.submit(text(1, 209), 40, grouping);  // 62 blocks; all pools hold 48
+    int64_t most = 0;
+    while (const auto plan = harness.plan()) {
+      for (const Span& span : plan->spans) {
+        EXPECT_GE(span.host_blocks, most) << "of plans one after the other";
+        EXPECT_LE(span.host_blocks * 4, span.start);
+        most = span.host_blocks;
+      }
+      harness.run_oldest();
+    }
+    harness.expect_right(id);
+    EXPECT_GE(most, 58);
+    expect_all_given_back(harness);
+    EXPECT_EQ(harness.plane.host_pool(kEntries).cached, 61) << "all but the one that the answer ends in";
+  }
+}
+
+TEST(HostContext, WhatFitsOnDevicesStaysThere) {
+  Harness harness(limits_of(1, 64));
+  const RequestId id = harness.submit(text(1, 40), 4);
+  while (const auto plan = harness.plan()) {
+    for (const Span& span : plan->spans) EXPECT_EQ(span.host_blocks, 0);
+    EXPECT_TRUE(plan->host_writes.empty());
+    harness.run_oldest();
+  }
+  harness.expect_right(id);
+}
+
+TEST(HostContext, PlansInFlightFindThePagesThatGoToTheHost) {
+  Limits limits = limits_of(1, 64);
+  limits.max_chunk_rows = 8;
+  Harness harness(limits);
+  RequestArrived arrived = harness.arrival(text(1, 41), 8);
+  arrived.context = ContextPlace::kHost;
+  const RequestId id = harness.submit(arrived);
+  int overlapping = 0;
+  std::optional<Plan> last = harness.plan();
+  while (last) {
+    const auto next = harness.plan();  // two in flight
+    if (next && !next->spans.empty() && !last->spans.empty() &&
+        next->spans[0].host_blocks > last->spans[0].host_blocks)
+      ++overlapping;
+    harness.run_oldest();
+    last = next ? next : harness.plan();
+  }
+  harness.expect_right(id);
+  EXPECT_GT(overlapping, 0);
+}
+
+TEST(HostContext, AnAbandonedSpillLeavesThePagesWhereTheyAre) {
+  Limits limits = limits_of(2, 64);
+  limits.max_chunk_rows = 8;
+  Harness harness(limits);
+  const RequestId id = harness.submit(text(1, 201), 12, wish(kv::DecodeKind::kDcp, 2));
+  int abandoned = 0, since = 0;
+  while (abandoned < 3) {
+    const auto plan = harness.plan();
+    ASSERT_TRUE(plan.has_value());
+    if (plan->spills.empty() || ++since % 6 != 0) {  // it runs alone for a while, and must not fail then
+      harness.run_oldest();
+      continue;
+    }
+    harness.execute(*plan, 3);
+    harness.in_flight.clear();
+    harness.feed(PlansAbandoned{});
+    ++abandoned;
+  }
+  harness.run_all();
+  harness.expect_right(id);
+  expect_all_given_back(harness);
+}
+
+TEST(HostContext, TheNextOneLoadsIndexKeysAlone) {
+  Harness harness(limits_of(4, 64));
+  const RequestId first = harness.submit(text(1, 200), 2);
+  harness.run_all();
+  harness.expect_right(first);
+  uint32_t seed = 90;
+  for (const GroupingWish& grouping : wishes()) {
+    const Counters before = harness.plane.counters();
+    const RequestId again = harness.submit(joined(text(1, 200), text(++seed, 9)), 5, grouping);
+    harness.run_all();
+    harness.expect_right(again);
+    EXPECT_EQ(harness.finished(again).cached_tokens, 200);
+    const Counters after = harness.plane.counters();
+    EXPECT_EQ(after.computed_prompt_tokens - before.computed_prompt_tokens, 9);
+    EXPECT_EQ(after.host_hit_tokens - before.host_hit_tokens, 200);
+    const bool split =
+        grouping.index.kind == kv::IndexKind::kSplit || grouping.decode.kind == kv::DecodeKind::kDp;
+    EXPECT_EQ(after.loaded_bytes - before.loaded_bytes, 50 * kKeyBytes * (split ? 1 : 4));
+    expect_all_given_back(harness);
+  }
+}
+
+// The last row runs again and is written nowhere; its block is on the host.
+TEST(HostContext, AFullHitComputesItsLastRow) {
+  Harness harness(limits_of(2, 64));
+  harness.submit(text(1, 200), 2);
+  harness.run_all();
+  const RequestId again = harness.submit(text(1, 200), 6);
+  harness.run_all();
+  harness.expect_right(again);
+  EXPECT_EQ(harness.finished(again).cached_tokens, 199);
+}
+
+TEST(HostContext, RequestsOnDevicesFindItsCopies) {
+  Harness harness(limits_of(2, 64));
+  RequestArrived arrived = harness.arrival(text(1, 24), 2);
+  arrived.context = ContextPlace::kHost;
+  harness.submit(arrived);
+  harness.run_all();
+  const RequestId again = harness.submit(joined(text(1, 24), text(80, 3)), 2);
+  harness.run_all();
+  harness.expect_right(again);
+  EXPECT_EQ(harness.finished(again).cached_tokens, 24);
+}
+
+TEST(HostContext, RefusalsNameWhatIsMissing) {
+  const auto refused = [](const Limits& limits, ContextPlace place, int64_t prompt, bool cached = true) {
+    Harness harness(limits);
+    RequestArrived arrived = harness.arrival(text(1, prompt), 4);
+    arrived.context = place;
+    arrived.use_prefix_cache = cached;
+    const RequestId id = harness.submit(arrived);
+    return harness.finished(id).error;
+  };
+  const auto has = [](const Error& failure, const std::string& part) {
+    return failure.message.find(part) != std::string::npos;
+  };
+  const Limits usual = limits_of(1, 64);
+  Error failure = refused(usual, ContextPlace::kDevice, 200);
+  EXPECT_EQ(failure.code, ErrorCode::kTooLarge);
+  EXPECT_FALSE(has(failure, "host")) << failure.message;
+  Limits limits = limits_of(1, 30);
+  failure = refused(limits, ContextPlace::kAuto, 200);
+  EXPECT_EQ(failure.code, ErrorCode::kTooLarge);
+  EXPECT_EQ(failure.field, "prompt");
+  EXPECT_TRUE(has(failure, "50 blocks of the host pool, which has 30")) << failure.message;
+  EXPECT_TRUE(has(failure, "entries on rank 0")) << failure.message;
+  failure = refused(limits_of(1, 0), ContextPlace::kHost, 20);
+  EXPECT_EQ(failure.code, ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(failure.field, "context");
+  failure = refused(limits_of(1, 0), ContextPlace::kAuto, 200);
+  EXPECT_EQ(failure.code, ErrorCode::kTooLarge);
+  EXPECT_FALSE(has(failure, "host")) << failure.message;
+  limits = usual;
+  limits.index_topk = 0;
+  failure = refused(limits, ContextPlace::kHost, 20);
+  EXPECT_EQ(failure.code, ErrorCode::kUnsupported);
+  EXPECT_EQ(failure.field, "context");
+  failure = refused(usual, ContextPlace::kHost, 20, false);
+  EXPECT_EQ(failure.code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(failure.field, "context");
+  // Index keys and the hot buffer must fit the devices.
+  limits = usual;
+  limits.pool_pages[0][1] = 20;
+  failure = refused(limits, ContextPlace::kHost, 200);
+  EXPECT_EQ(failure.code, ErrorCode::kTooLarge);
+  EXPECT_TRUE(has(failure, "pages of index keys on rank 0")) << failure.message;
+  limits = usual;
+  limits.hot_tokens = 48;
+  failure = refused(limits, ContextPlace::kHost, 200);
+  EXPECT_EQ(failure.code, ErrorCode::kTooLarge);
+  EXPECT_TRUE(has(failure, "pages of entries on rank 0")) << failure.message;
+}
+
+// With a narrower window than usual it fits.
+TEST(HostContext, TheWindowShrinksToWhatThereIs) {
+  Limits limits = limits_of(1, 64);
+  limits.hot_tokens = 40;  // ten of the twelve pages
+  Harness harness(limits);
+  const RequestId id = harness.submit(text(1, 120), 8);
+  harness.run_all();
+  harness.expect_right(id);
+  expect_all_given_back(harness);
+}
+
+TEST(HostContext, RoomOnTheHostIsPromised) {
+  Harness harness(limits_of(1, 60));
+  const RequestId first = harness.submit(text(1, 120), 8);   // 31 blocks
+  const RequestId second = harness.submit(text(2, 120), 8);  // as many: they do not fit together
+  harness.step();
+  EXPECT_EQ(harness.plane.waiting_count(), 1);
+  // What fits on devices comes and goes meanwhile, and is written back where there is room.
+  std::vector<RequestId> others;
+  for (uint32_t seed = 10; seed < 14; ++seed) others.push_back(harness.submit(text(seed, 16), 2));
+  while (!harness.outcome(first).finished) ASSERT_TRUE(harness.step());
+  harness.expect_right(first);
+  harness.run_all();
+  harness.expect_right(second);
+  for (const RequestId id : others) harness.expect_right(id);
+  expect_all_given_back(harness);
+}
+
+TEST(HostContext, ItIsRegroupedBetweenAllGroupings) {
+  for (const GroupingWish& before : wishes()) {
+    for (const GroupingWish& after : wishes()) {
+      Harness harness(limits_of(4, 64));
+      const RequestId id = harness.submit(text(1, 180), 30, before);
+      for (int round = 0; !harness.outcome(id).finished; ++round) {
+        if (round % 5 == 3) {
+          RegroupRequested event;
+          event.command = static_cast<uint64_t>(round);
+          event.request = id;
+          event.has_decode = event.has_index = true;
+          event.wish = round % 2 == 0 ? before : after;
+          harness.feed(event);
+          EXPECT_EQ(harness.regrouped.back().error.code, ErrorCode::kOk)
+              << harness.regrouped.back().error.message;
+        }
+        ASSERT_TRUE(harness.step());
+      }
+      harness.expect_right(id);
+      expect_all_given_back(harness);
+    }
+  }
+}
+
+// An answer that is not trusted leaves no copy that others could find; who read it goes on.
+TEST(HostContext, WhatAFailedRequestComputedIsNotFound) {
+  Harness harness(limits_of(1, 64));
+  const RequestId failed = harness.submit(harness.arrival(text(1, 121), 9), 125);
+  harness.run_all();
+  ASSERT_EQ(harness.finished(failed).reason, FinishReason::kError);
+  expect_all_given_back(harness);
+  EXPECT_EQ(harness.plane.host_pool(kEntries).cached, 0);
+  const RequestId again = harness.submit(text(1, 121), 4);
+  harness.run_all();
+  harness.expect_right(again);
+  EXPECT_EQ(harness.finished(again).cached_tokens, 0);
+}
+
+TEST(HostContext, CancelledAtAnyStepItGivesBackEverything) {
+  for (int steps = 0; steps < 60; ++steps) {
+    Harness harness(limits_of(2, 64));
+    const RequestId id = harness.submit(text(1, 150), 20, wish(kv::DecodeKind::kDcp, 2));
+    for (int i = 0; i < steps; ++i) harness.step();
+    harness.plan();
+    if (harness.outcome(id).finished) break;
+    harness.feed(CancelRequested{id});
+    expect_all_given_back(harness);
+  }
+}
+
+// ---- whatever happens -----------------------------------------------------------------------------------
+
+class Scene {
+ public:
+  explicit Scene(uint64_t seed) : random_(seed), harness_(make_limits()) {}
+
+  void run() {
+    for (int event = 0; event < 150; ++event) act();
+    for (const RequestId id : submitted_) harness_.feed(PauseChanged{id, false});
+    for (int rounds = 0; !harness_.in_flight.empty() || harness_.step(); ++rounds) {
+      ASSERT_LT(rounds, 20000);
+      while (!harness_.in_flight.empty()) harness_.run_oldest();
+    }
+    for (const RequestId id : submitted_) {
+      ASSERT_TRUE(harness_.outcome(id).finished) << number(id);
+      const FinishedNotice& notice = harness_.finished(id);
+      if (notice.reason == FinishReason::kCancelled) continue;
+      if (notice.reason == FinishReason::kError) {
+        // Its plan was abandoned when it ran alone; or it was refused, for the ranks there were.
+        const bool refused =
+            notice.computed_tokens == 0 &&
+            (notice.error.code == ErrorCode::kInvalidArgument || notice.error.code == ErrorCode::kTooLarge);
+        EXPECT_TRUE(notice.error.code == ErrorCode::kInternal || refused) << notice.error.message;
+        continue;
+      }
+      ++ended_;
+      harness_.expect_right(id);
+    }
+    expect_all_given_back(harness_);
+  }
+  int64_t host_spans() const { return host_spans_; }
+  int64_t ended() const { return ended_; }
+
+ private:
+  Limits make_limits() {
+    Limits limits = limits_of(4, 64 + static_cast<int64_t>(random_.below(80)));
+    limits.hot_tokens = static_cast<int64_t>(random_.below(20));
+    limits.host_window = 1 + static_cast<int64_t>(random_.below(8));
+    limits.host_write = random_.below(2) == 0 ? HostWrite::kBack : HostWrite::kThrough;
+    limits.host_plan_bytes = static_cast<int64_t>(200 + random_.below(4000));
+    limits.max_chunk_rows = static_cast<int64_t>(4 + random_.below(60));
+    limits.table_count = 40;
+    return limits;
+  }
+  void submit() {
+    if (harness_.plane.waiting_count() > 4) return;
+    // A few beginnings that requests share.
+    auto prompt =
+        text(1 + static_cast<uint32_t>(random_.below(3)), static_cast<int64_t>(1 + random_.below(150)));
+    prompt = joined(std::move(prompt), text(20 + static_cast<uint32_t>(random_.below(9)), 5));
+    RequestArrived arrived = harness_.arrival(std::move(prompt), static_cast<int64_t>(1 + random_.below(30)),
+                                              wishes()[random_.below(wishes().size())]);
+    arrived.context = random_.below(3) == 0 ? ContextPlace::kHost : ContextPlace::kAuto;
+    if (random_.below(4) == 0) arrived.speculation = {DraftSource::kLookup, 3, {}};
+    submitted_.push_back(harness_.submit(arrived));
+  }
+  RequestId any() { return submitted_[random_.below(submitted_.size())]; }
+  void act() {
+    const auto what = random_.below(100);
+    if (submitted_.empty() || what < 8) return submit();
+    if (what < 11) return harness_.feed(CancelRequested{any()});
+    if (what < 20) {
+      RegroupRequested event;
+      event.request = any();
+      event.has_decode = event.has_index = true;
+      event.wish = wishes()[random_.below(wishes().size())];
+      return harness_.feed(event);
+    }
+    if (what < 23) {
+      if (harness_.in_flight.empty()) return;
+      if (random_.below(2) == 0)
+        harness_.execute(harness_.in_flight.front(), static_cast<int64_t>(random_.below(40)));
+      harness_.in_flight.clear();
+      return harness_.feed(PlansAbandoned{});
+    }
+    if (what < 25) {
+      const int rank = static_cast<int>(random_.below(4));
+      harness_.in_flight.clear();
+      harness_.workers.lose(rank);
+      return harness_.feed(MemoryLost{rank});
+    }
+    if (what < 29) return harness_.feed(PauseChanged{any(), random_.below(4) == 0});
+    if (what < 32) {
+      const int rank = static_cast<int>(random_.below(4));
+      return harness_.feed(
+          TopologyRequested{++commands_, rank, !harness_.plane.limits().active().contains(rank)});
+    }
+    if (what < 66 || harness_.in_flight.empty()) {
+      if (const auto plan = harness_.plan()) {
+        for (const Span& span : plan->spans) host_spans_ += span.host_blocks > 0 ? 1 : 0;
+      }
+      return;
+    }
+    harness_.run_oldest();
+  }
+
+  SplitMix64 random_;
+  Harness harness_;
+  std::vector<RequestId> submitted_;
+  uint64_t commands_ = 0;
+  int64_t host_spans_ = 0, ended_ = 0;
+};
+
+TEST(HostContext, WhateverHappensEveryByteIsRight) {
+  int64_t host_spans = 0, ended = 0;
+  for (uint64_t seed = 1; seed <= 150; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Scene scene(seed);
+    scene.run();
+    host_spans += scene.host_spans();
+    ended += scene.ended();
+    if (::testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(host_spans, 2000);
+  EXPECT_GT(ended, 500);
+}
+
+}  // namespace
+}  // namespace weft::controlplane
