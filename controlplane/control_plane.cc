@@ -66,8 +66,10 @@ Plan ControlPlane::issue(PlanBuilder& builder) {
 // Decode rows first, then prompts. A suspect runs by itself and without drafts; others
 // run meanwhile only if no suspect can.
 void ControlPlane::fill(PlanBuilder& builder) {
-  for (Sequence* sequence : running_) {
-    if (sequence->host_context) builder.sink(*sequence);
+  if (memory_.host().on()) {
+    for (Sequence* sequence : running_) {
+      if (sequence->host_context) builder.sink(*sequence);
+    }
   }
   for (const RequestId id : suspects_) {
     Sequence& sequence = *sequences_.at(id);

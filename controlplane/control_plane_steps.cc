@@ -134,6 +134,7 @@ void ControlPlane::take_host_block(Sequence& sequence, const Sunk& sunk) {
 
 // What it counted on lies in its own pages now, or is wanted no more.
 void ControlPlane::unlock_host(Sequence& sequence) {
+  if (sequence.host_blocks == 0) return;
   memory_.unlock_host(sequence.hashes, sequence.host_first, std::exchange(sequence.host_blocks, 0));
 }
 
