@@ -285,6 +285,34 @@ TEST(HostContext, WhatAFailedRequestComputedIsNotFound) {
   EXPECT_EQ(harness.finished(again).cached_tokens, 0);
 }
 
+// While somebody still reads copies that are not trusted, another one keeps copies of its own.
+TEST(HostContext, CopiesThatAreNotTrustedStandInNobodysWay) {
+  Limits limits = limits_of(1, 140);
+  limits.pool_pages[0] = {24, 140};
+  Harness harness(limits);
+  const auto on_host = [&](int64_t max_tokens, int64_t nan_row) {
+    RequestArrived arrived = harness.arrival(text(1, 81), max_tokens);
+    arrived.context = ContextPlace::kHost;
+    return harness.submit(arrived, nan_row);
+  };
+  const RequestId failed = on_host(60, 100);
+  while (harness.outcome(failed).tokens.size() < 8) ASSERT_TRUE(harness.step());
+  const RequestId reader = on_host(50, -1);  // of its copies
+  while (!harness.outcome(failed).finished) ASSERT_TRUE(harness.step());
+  EXPECT_EQ(harness.finished(failed).reason, FinishReason::kError);
+  ASSERT_FALSE(harness.outcome(reader).finished);
+  harness.feed(PauseChanged{reader, true});  // it keeps them
+  const RequestId other = on_host(6, -1);
+  harness.run_all();
+  harness.expect_right(other);
+  EXPECT_EQ(harness.finished(other).cached_tokens, 0);
+  harness.feed(PauseChanged{reader, false});
+  harness.run_all();
+  harness.expect_right(reader);
+  EXPECT_EQ(harness.finished(reader).cached_tokens, 80);
+  expect_all_given_back(harness);
+}
+
 TEST(HostContext, CancelledAtAnyStepItGivesBackEverything) {
   for (int steps = 0; steps < 60; ++steps) {
     Harness harness(limits_of(2, 64));
