@@ -89,14 +89,37 @@ TEST(HostContext, PlansInFlightFindThePagesThatGoToTheHost) {
   arrived.context = ContextPlace::kHost;
   const RequestId id = harness.submit(arrived);
   int overlapping = 0;
+  std::vector<PageId> table;  // entries, by block
+  // Pages of entries that a plan's rows read or write on the device, and of which block.
+  const auto pages_of = [&](const std::optional<Plan>& plan) {
+    std::map<PageId, int64_t> out;
+    if (!plan) return out;
+    for (const TableWrite& write : plan->table_writes) {
+      table.resize(static_cast<size_t>(write.first_block));
+      for (size_t i = 0; i < write.pages.size(); i += 2) table.push_back(write.pages[i]);
+    }
+    for (const Span& span : plan->spans) {
+      for (int64_t block = span.host_blocks; block * 4 < span.start + span.rows; ++block)
+        out[table.at(static_cast<size_t>(block))] = block;
+    }
+    return out;
+  };
   std::optional<Plan> last = harness.plan();
+  std::map<PageId, int64_t> last_pages = pages_of(last);
   while (last) {
     const auto next = harness.plan();  // two in flight
+    const std::map<PageId, int64_t> next_pages = pages_of(next);
+    for (const auto& [page, block] : next_pages) {
+      const auto named = last_pages.find(page);
+      EXPECT_TRUE(named == last_pages.end() || named->second == block)
+          << "page " << number(page) << " is handed out while a plan in flight names it";
+    }
     if (next && !next->spans.empty() && !last->spans.empty() &&
         next->spans[0].host_blocks > last->spans[0].host_blocks)
       ++overlapping;
     harness.run_oldest();
     last = next ? next : harness.plan();
+    last_pages = next ? next_pages : pages_of(last);
   }
   harness.expect_right(id);
   EXPECT_GT(overlapping, 0);
