@@ -160,7 +160,8 @@ void ControlPlane::find_strays() {
   for (const BlockId id :
        blocks_where(memory_, [&](const BlockPart& part) { return (part.valid & stay) == 0; })) {
     const Block& block = memory_.block(id);
-    if (block.run == kNoRun) continue;
+    // Forgotten ones are pinned in vain.
+    if (block.run == kNoRun || memory_.forgotten(id)) continue;
     TopologyChange::Stray stray{id, block.serial, block.index, {}};
     for (const BlockPart& part : block.parts) stray.held.push_back(part.holders());
     change_->strays.push_back(std::move(stray));
@@ -238,13 +239,12 @@ void ControlPlane::commit_change() {
 void ControlPlane::drop_from(BlockId id, RankMask ranks) {
   if (!memory_.exists(id)) return;  // hung below one that went
   const Block& block = memory_.block(id);
-  bool lost = false;
-  for (int part = 0; part < memory_.parts(); ++part)
-    lost = lost || ((block.part(part).valid & ~ranks) == 0 && !memory_.only_on_host(block, part));
-  if (lost) {
-    CHECK(!memory_.used(block), "a block in use was left behind");
-    return memory_.forget(id);
-  }
+  // Who runs may have pages there that hold nothing yet: of rows to come, or of what is on the host.
+  const bool lost = std::any_of(block.parts.begin(), block.parts.end(), [&](const BlockPart& part) {
+    return part.valid != 0 && (part.valid & ~ranks) == 0;
+  });
+  if (lost && !memory_.used(block)) return memory_.forget(id);
+  CHECK(!lost || block.run == kNoRun || memory_.forgotten(id), "a block in use was left behind");
   for (int part = 0; part < memory_.parts(); ++part) {
     for_each_rank(memory_.block(id).part(part).holders() & ranks,
                   [&](int rank) { memory_.drop(id, part, rank); });

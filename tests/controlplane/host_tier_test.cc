@@ -374,6 +374,46 @@ TEST(HostTier, ASwitchThatWaitsForASpillAsksForNoGuesses) {
   EXPECT_GT(tried, 3);
 }
 
+// Their pages on the rank that was to join are given back.
+TEST(HostTier, BlocksOnTheHostOutliveAChangeOfRanksThatFails) {
+  for (const bool lost : {false, true}) {
+    Limits limits = with_host(3, 200);
+    limits.topology = kv::Topology(0b011);
+    limits.host_plan_bytes = 1;  // a block in each plan
+    Harness harness(limits);
+    harness.submit(text(1, 40), 1);
+    harness.run_all();
+    for (uint32_t seed = 2; seed < 8; ++seed) displace(harness, seed);
+    const RequestId again = harness.submit(joined(text(1, 40), text(90, 3)), 2);
+    for (bool loaded = false; !loaded; harness.run_oldest()) {
+      const auto plan = harness.plan();
+      ASSERT_TRUE(plan.has_value());
+      loaded = !plan->loads.empty();
+    }
+    harness.feed(TopologyRequested{1, 2, true});
+    auto moves = harness.plan();
+    while (moves && moves->copies.empty()) {  // room is made first
+      harness.run_oldest();
+      moves = harness.plan();
+    }
+    ASSERT_TRUE(moves.has_value());
+    EXPECT_TRUE(moves->spans.empty());
+    harness.in_flight.clear();
+    if (lost) {
+      harness.workers.lose(1);
+      harness.feed(MemoryLost{1});
+    } else {
+      harness.feed(PlansAbandoned{});
+    }
+    ASSERT_EQ(harness.topologies.size(), 1u);
+    EXPECT_EQ(harness.topologies[0].error.code, ErrorCode::kUnavailable);
+    EXPECT_EQ(harness.entries(2).used, 0);
+    harness.run_all();
+    harness.expect_right(again);
+    EXPECT_EQ(harness.finished(again).cached_tokens, 40);
+  }
+}
+
 TEST(HostTier, WhatAFailedRequestComputedIsNotKept) {
   Harness harness(with_host(1, 40, HostWrite::kThrough));
   // Its last row draws no token.

@@ -110,6 +110,27 @@ TEST_F(LostTest, AChangeOfRanksMeanwhileIsRolledBack) {
   h().expect_right(id);
 }
 
+TEST_F(LostTest, WhatWasPinnedInVainKeepsNoRank) {
+  for (const int drained : {0, 1, 2}) {
+    make(3, 120);
+    const auto striped = wish(kv::DecodeKind::kDcp, 3, kv::IndexKind::kSplit);
+    const RequestId id = h().submit(text(3, 41), 20, striped);
+    for (int i = 0; i < 4; ++i) h().step();
+    h().feed(PinRequested{1, id});
+    ASSERT_EQ(h().pins.at(0).error.code, ErrorCode::kOk);
+    lose(1);
+    EXPECT_GT(h().plane.counters().lost_blocks, 0);
+    h().feed(TopologyRequested{1, drained, false});
+    h().run_all();
+    ASSERT_EQ(h().topologies.size(), 1u);
+    EXPECT_EQ(h().topologies[0].error.code, ErrorCode::kOk);
+    EXPECT_EQ(h().entries(drained).used, 0);
+    h().expect_right(id);
+    h().feed(UnpinRequested{2, 1});
+    EXPECT_EQ(h().plane.pins().size(), 0u);
+  }
+}
+
 TEST_F(LostTest, AtAnyTimeWithAnybody) {
   int64_t lost = 0, replayed = 0;
   for (uint64_t seed = 1; seed <= 150; ++seed) {

@@ -483,5 +483,29 @@ TEST_F(TopologyTest, AChangeThatFailsLeavesNoPageOfABlockWithoutRows) {
   EXPECT_GT(moved, 6);
 }
 
+// What was to be copied beside a pinned block that finds no room is as it was: not there.
+TEST(Topology, AChangeThatFailsForAPinCopiesNothingOfTheOthers) {
+  Harness harness(small_limits(2, 12));
+  const RequestId runs = harness.submit(text(1, 28), 8, wish(kv::DecodeKind::kDp));  // nine blocks, rank 0
+  harness.step();
+  ASSERT_EQ(harness.entries(0).used, 7);
+  const RequestId other = harness.submit(text(2, 16), 1, wish(kv::DecodeKind::kDp));
+  const RequestId pinned = harness.submit(text(3, 16), 1, wish(kv::DecodeKind::kDp));
+  while (!harness.outcome(other).finished || !harness.outcome(pinned).finished) harness.step();
+  ASSERT_EQ(harness.entries(1).cached, 8);
+  harness.feed(PinRequested{1, pinned});
+  ASSERT_EQ(harness.pins.at(0).error.code, ErrorCode::kOk);
+  harness.feed(TopologyRequested{1, 1, false});
+  ASSERT_EQ(harness.topologies.size(), 1u);
+  EXPECT_EQ(harness.topologies[0].error.code, ErrorCode::kResourceExhausted);
+  EXPECT_EQ(harness.entries(0).cached, 0);
+  harness.feed(CancelRequested{runs});
+  // On both ranks: what rank 0 lacks is copied there.
+  const RequestId again = harness.submit(text(2, 16), 3, kTpWish);
+  harness.run_all();
+  harness.expect_right(again);
+  EXPECT_EQ(harness.finished(again).cached_tokens, 15);
+}
+
 }  // namespace
 }  // namespace weft::controlplane
