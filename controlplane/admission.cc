@@ -18,17 +18,6 @@ struct Choice {
   int64_t slack = std::numeric_limits<int64_t>::min();
 };
 
-int64_t slack_of(const PageCounts& room, const PageCounts& need, int rank_count) {
-  int64_t slack = std::numeric_limits<int64_t>::max();
-  for_each_pool(rank_count, [&](kv::Stream stream, int rank) {
-    // A pool it takes nothing from can still be short: the hits may lie there on pages that others counted
-    // on.
-    const int64_t left = room.at(stream, rank) - need.at(stream, rank);
-    if (need.at(stream, rank) > 0 || left < 0) slack = std::min(slack, left);
-  });
-  return slack;
-}
-
 // The placement (rank of a dp wish) and origin that leave the tightest pool the most room. `hits` fix the
 // origin and need pages only where they are not resident. `window`: of a context that lies on the host.
 Choice choose(const Limits& limits, const GroupingWish& wish, const Memory* memory, const BlockPath& hits,
@@ -113,42 +102,48 @@ Result<void> check_fits_alone(const Limits& limits, int64_t prompt, int64_t max_
                    best_for(prompt).slack < 0 ? "prompt" : "max_tokens");
 }
 
-namespace {
-// What the prefix cache has of a prompt (without a lock), and where the rest would go.
-std::pair<BlockPath, Choice> plan_admission(const Sequence& sequence, const Memory& memory, bool use_hits,
-                                            int turn) {
+int64_t slack_of(const PageCounts& room, const PageCounts& need, int rank_count) {
+  int64_t slack = std::numeric_limits<int64_t>::max();
+  for_each_pool(rank_count, [&](kv::Stream stream, int rank) {
+    // A pool it takes nothing from can still be short: the hits may lie there on pages that others counted
+    // on.
+    const int64_t left = room.at(stream, rank) - need.at(stream, rank);
+    if (need.at(stream, rank) > 0 || left < 0) slack = std::min(slack, left);
+  });
+  return slack;
+}
+
+Entry entry_of(const Sequence& sequence, const GroupingWish& wish, const Memory& memory, bool use_hits,
+               int turn, const PageCounts& more) {
   const Limits& limits = memory.limits();
-  BlockPath hits;
+  Entry entry;
   if (use_hits && sequence.use_prefix_cache && !sequence.host_context) {
     const PrefixCache::Match found = memory.cache().find(sequence.hashes, sequence.likely_blocks);
-    hits.tail = found.tail;
-    hits.registered = found.blocks;
+    entry.hits.tail = found.tail;
+    entry.hits.registered = found.blocks;
   }
   // Room once the hits are in use: their pages can no longer be evicted.
-  PageCounts room;
-  for_each_pool(limits.rank_count,
-                [&](kv::Stream stream, int rank) { room.at(stream, rank) = memory.room(stream, rank); });
-  if (hits.size() > 0) room -= memory.cache().unused_pages(hits.tail);
+  entry.room = more;
+  for_each_pool(limits.rank_count, [&](kv::Stream stream, int rank) {
+    entry.room.at(stream, rank) += memory.room(stream, rank);
+  });
+  if (entry.hits.size() > 0) entry.room -= memory.cache().unused_pages(entry.hits.tail);
   const int64_t block_count = ceil_div(sequence.row_count(), limits.geometry.block_tokens);
-  Choice choice = choose(limits, sequence.wish, &memory, hits, block_count, room, turn, sequence.host_window);
+  const Choice choice =
+      choose(limits, wish, &memory, entry.hits, block_count, entry.room, turn, sequence.host_window);
+  entry.placement = choice.placement;
+  entry.origin = choice.origin;
+  entry.need = choice.need;
+  entry.slack = choice.slack;
   if (sequence.host_context)
-    choice.slack = std::min(choice.slack, memory.host().room() - copies_to_lock(sequence, memory, use_hits));
-  return {std::move(hits), choice};
-}
-}  // namespace
-
-bool can_admit(const Sequence& sequence, const Memory& memory, bool use_hits, int turn) {
-  return plan_admission(sequence, memory, use_hits, turn).second.slack >= 0;
+    entry.slack = std::min(entry.slack, memory.host().room() - copies_to_lock(sequence, memory, use_hits));
+  return entry;
 }
 
-std::pair<Placement, int> likely_placement(const Sequence& sequence, const Memory& memory, int turn) {
-  const Choice choice = plan_admission(sequence, memory, true, turn).second;
-  return {choice.placement, choice.origin};
-}
-
-bool try_admit(Sequence& sequence, Memory& memory, bool use_hits, int turn) {
-  const auto [hits, choice] = plan_admission(sequence, memory, use_hits, turn);
-  if (choice.slack < 0) return false;
+bool try_admit(Sequence& sequence, const GroupingWish& wish, Memory& memory, bool use_hits, int turn) {
+  const Entry entry = entry_of(sequence, wish, memory, use_hits, turn);
+  if (entry.slack < 0) return false;
+  const BlockPath& hits = entry.hits;
 
   memory.use({hits.tail, hits.registered}, sequence.blocks);
   const bool looks = use_hits && sequence.use_prefix_cache;
@@ -156,12 +151,12 @@ bool try_admit(Sequence& sequence, Memory& memory, bool use_hits, int turn) {
   sequence.host_blocks = looks ? memory.host().match(sequence.hashes, hits.registered) : 0;
   sequence.host_blocks = memory.host().lockable(sequence.hashes, sequence.host_first, sequence.host_blocks);
   memory.lock_host(sequence.hashes, sequence.host_first, sequence.host_blocks);
-  for (int64_t i = 0; i < sequence.host_blocks; ++i) memory.extend(sequence.blocks, choice.origin);
+  for (int64_t i = 0; i < sequence.host_blocks; ++i) memory.extend(sequence.blocks, entry.origin);
   if (sequence.host_context) enter_host(sequence, memory);
-  memory.reserve(choice.need);
-  sequence.reserved = choice.need;
-  sequence.placement = choice.placement;
-  sequence.origin = choice.origin;
+  memory.reserve(entry.need);
+  sequence.reserved = entry.need;
+  sequence.placement = entry.placement;
+  sequence.origin = entry.origin;
   sequence.hit_blocks = sequence.blocks.size();
   sequence.cached = sequence.hit_blocks * memory.limits().geometry.block_tokens;
   // Something must produce the first token: on a full hit the last row runs again.

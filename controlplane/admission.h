@@ -6,8 +6,6 @@
 // and need their pages.
 #pragma once
 
-#include <utility>
-
 #include "controlplane/memory.h"
 #include "controlplane/sequence.h"
 
@@ -22,15 +20,23 @@ Result<void> check_fits_alone(const Limits& limits, int64_t prompt, int64_t max_
 // What of that depends on no pool.
 Result<void> check_shape(const Limits& limits, int64_t prompt, int64_t max_tokens, const GroupingWish& wish);
 
-// Whether try_admit() would succeed now.
-bool can_admit(const Sequence& sequence, const Memory& memory, bool use_hits, int turn);
+// Where a request would go now, room or not.
+struct Entry {
+  BlockPath hits;  // what the prefix cache has of it; no lock is held
+  Placement placement;
+  int origin = 0;
+  PageCounts need, room;  // pages it would take; those it could have
+  int64_t slack = 0;      // pages left in the tightest pool it uses; < 0: no room
+};
+// As this wish, which may be another one than its own, and with `more` room than there is. `turn` breaks ties
+// between origins, so that equal chains spread over the ranks.
+Entry entry_of(const Sequence& sequence, const GroupingWish& wish, const Memory& memory, bool use_hits,
+               int turn, const PageCounts& more = {});
 
-// Where it would go now, room or not.
-std::pair<Placement, int> likely_placement(const Sequence& sequence, const Memory& memory, int turn);
+// Takes what the prefix cache has and reserves the rest. False, and nothing changes, if there is no room now.
+bool try_admit(Sequence& sequence, const GroupingWish& wish, Memory& memory, bool use_hits, int turn);
 
-// Chooses placement and origin, takes what the prefix cache has and reserves the rest. False, and nothing
-// changes, if there is no room now. `turn` breaks ties between origins, so that equal chains spread over the
-// ranks.
-bool try_admit(Sequence& sequence, Memory& memory, bool use_hits, int turn);
+// Pages left in the tightest pool that `need` takes from, or that is short without it.
+int64_t slack_of(const PageCounts& room, const PageCounts& need, int rank_count);
 
 }  // namespace weft::controlplane

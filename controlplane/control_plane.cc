@@ -42,6 +42,7 @@ std::optional<Plan> ControlPlane::next_plan(Time now) {
   memory_.advance(now);
   if (change_) return std::exchange(change_->plan, std::nullopt);
   admit_waiting(now);
+  if (thinned_now_ > 0 && waiting_.empty()) thicken();
   const auto limit = static_cast<size_t>(suspects_.empty() ? limits_.plans_in_flight : 1);
   if (in_flight_.size() >= limit) return std::nullopt;
   PlanBuilder builder(memory_, tables_, StepId{number(memory_.last_issued()) + 1}, running_count());
@@ -119,16 +120,16 @@ void ControlPlane::fill_prompts(PlanBuilder& builder) {
 // Loads for those who come in next, where the step has nothing else to copy.
 void ControlPlane::prefetch(PlanBuilder& builder) {
   constexpr size_t kAhead = 4;
-  if (!memory_.host().on() || builder.copies() || running_.empty()) return;
+  if (!memory_.host().on() || builder.copies() || running_.empty() || relieving_) return;
   for (size_t i = 0; i < std::min(waiting_.size(), kAhead); ++i) {
     Sequence& next = *waiting_[i];
     if (!next.use_prefix_cache || next.host_context || is_prefetched(next.id) ||
-        next.no_prefetch_at == memory_.changes())
+        next.no_prefetch_at == memory_.changes() || others_load(next))
       continue;
     const PrefixCache::Match found = memory_.cache().find(next.hashes, next.likely_blocks);
     if (found.blocks < next.prefetched || !memory_.host().has(next.hashes, found.blocks)) continue;
-    const auto [placement, origin] = likely_placement(next, memory_, turn_);
-    Prefetch loads = builder.prefetch(next, found, placement.residency, origin);
+    const Entry entry = entry_of(next, next.wish, memory_, true, turn_);
+    Prefetch loads = builder.prefetch(next, found, entry.placement.residency, entry.origin);
     if (loads.hashes.empty()) {
       next.no_prefetch_at = memory_.changes();
       continue;
@@ -143,6 +144,23 @@ void ControlPlane::prefetch(PlanBuilder& builder) {
 bool ControlPlane::is_prefetched(RequestId id) const {
   return std::any_of(prefetches_.begin(), prefetches_.end(),
                      [&](const Prefetch& one) { return one.request == id; });
+}
+
+// What it needs next from the host is on its way for another one, who is as urgent: it comes in when that is
+// there, and finds it.
+bool ControlPlane::others_load(const Sequence& waiting) const {
+  if (!memory_.host().on() || !waiting.use_prefix_cache || waiting.host_context) return false;
+  const int64_t index = memory_.cache().find(waiting.hashes, waiting.likely_blocks).blocks;
+  if (!memory_.host().has(waiting.hashes, index)) return false;
+  const kv::BlockHash& hash = waiting.hashes[index];
+  return std::any_of(prefetches_.begin(), prefetches_.end(),
+                     [&](const Prefetch& one) {
+                       return std::find(one.hashes.begin(), one.hashes.end(), hash) != one.hashes.end();
+                     }) ||
+         std::any_of(running_.begin(), running_.end(), [&](const Sequence* s) {
+           return index >= s->host_first && index < s->host_first + s->host_blocks &&
+                  s->hashes[index] == hash && s->runnable() && s->priority <= waiting.priority;
+         });
 }
 
 // What was loaded is cached from now on; what was not is as if it had never been tried.
@@ -167,21 +185,28 @@ bool ControlPlane::any_runnable() const {
 // a large request is not passed for ever, and a turn looks at a few requests only.
 void ControlPlane::admit_waiting(Time now) {
   constexpr size_t kLookAhead = 16;
+  if (relieving_) advance_relief();
   size_t at = 0;
   while (at < waiting_.size() && at < kLookAhead && running_count() < limits_.max_running) {
     Sequence& next = *waiting_[at];
     const Sequence& first = *waiting_.front();
-    if (at > 0 && (next.priority != first.priority || first.passed >= limits_.max_passes)) return;
-    if (is_prefetched(next.id)) {
+    if (at > 0 && (relieving_ || next.priority != first.priority || first.passed >= limits_.max_passes))
+      return;
+    if (is_prefetched(next.id) || (next.no_room_at != memory_.changes() && others_load(next))) {
       ++at;
       continue;
     }
-    if (next.no_room_at == memory_.changes() || !admit(now, next, at == 0)) {
-      if (nobody_makes_room() && at == 0) {  // nobody who runs could make room
+    if (at == 0 && relief_at_ != 0 && number(memory_.last_issued()) >= relief_at_) look_again();
+    const uint64_t changes = memory_.changes();
+    const bool known = next.no_room_at == changes && (at > 0 || next.asked_others);
+    if (known || !(admit(now, next, at == 0) || (at == 0 && relieve(now, next)))) {
+      if (memory_.changes() != changes) continue;  // others have given up room
+      if (nobody_makes_room() && at == 0) {        // nobody who runs could make room
         refuse_for_pins(next);
         continue;
       }
-      next.no_room_at = memory_.changes();
+      next.no_room_at = changes;
+      next.asked_others = at == 0;
       ++at;
       continue;
     }
@@ -194,23 +219,27 @@ void ControlPlane::admit_waiting(Time now) {
 bool ControlPlane::admit(Time now, Sequence& sequence, bool first) {
   // Using what the cache has can cost more room than it saves (a chain that lies on too many ranks). With
   // nobody left who could make room, do without it.
-  if (!try_admit(sequence, memory_, true, turn_) &&
-      !(nobody_makes_room() && try_admit(sequence, memory_, false, turn_))) {
+  if (!try_admit(sequence, sequence.wish, memory_, true, turn_) &&
+      !(nobody_makes_room() && try_admit(sequence, sequence.wish, memory_, false, turn_))) {
     CHECK(!first || !nobody_makes_room() || !pins_.empty(), "it fits alone, but does not come in");
     return false;
   }
+  came_in(now, sequence);
+  return true;
+}
+
+void ControlPlane::came_in(Time now, Sequence& sequence) {
   running_.push_back(&sequence);
   sequence.admitted = now;
+  if (sequence.blocks.registered == 0) turn_ = (turn_ + 1) % limits_.places();
+  if (sequence.again) return;
   if (sequence.use_prefix_cache) {
     sequence.history = memory_.chain_arrived(sequence.hashes, sequence.arrived);
   }
-  if (sequence.blocks.registered == 0) turn_ = (turn_ + 1) % limits_.places();
-  if (sequence.again) return true;
   counters_.prompt_tokens += sequence.prompt;
   counters_.cached_tokens += sequence.cached;
   counters_.host_hit_tokens +=
       std::max<int64_t>(0, sequence.cached - sequence.host_first * limits_.geometry.block_tokens);
-  return true;
 }
 
 Error unknown_parent(RequestId parent) {
@@ -341,7 +370,10 @@ void ControlPlane::on(Time, const CancelRequested& event, Notices& notices) {
 }
 
 void ControlPlane::on(Time, const PauseChanged& event, Notices&) {
-  if (Sequence* sequence = find(event.request)) sequence->paused = event.paused;
+  Sequence* sequence = find(event.request);
+  if (sequence == nullptr) return;
+  sequence->paused = event.paused;
+  look_again();
 }
 
 void ControlPlane::on(Time, const StepAcknowledged& event, Notices& notices) {
@@ -384,15 +416,33 @@ void ControlPlane::on(Time, const RegroupRequested& event, Notices& notices) {
 
 // ---- pins -----------------------------------------------------------------------------------------------
 
-PrefixCache::Match ControlPlane::pinnable(RequestId id) {
-  if (const Sequence* sequence = find(id); sequence != nullptr && sequence->running) {
+// What is there of its context: on devices, and behind that on the host.
+ControlPlane::Pin ControlPlane::pinnable(RequestId id) {
+  Pin pin;
+  pin.request = id;
+  const Identities* hashes = nullptr;
+  if (const Sequence* sequence = find(id); sequence != nullptr) {
+    if (!sequence->use_prefix_cache) return pin;
+    hashes = &sequence->hashes;
     const BlockPath& blocks = sequence->blocks;
-    if (blocks.registered == 0 || memory_.forgotten(blocks.tail)) return {};
-    return {blocks.tail, blocks.registered};
+    if (sequence->running && blocks.registered > 0) {
+      if (memory_.forgotten(blocks.tail)) return pin;
+      pin.tail = blocks.tail;
+      pin.blocks = blocks.registered;
+    }
+  } else if (const Context* context = contexts_.find(id); context != nullptr) {
+    hashes = &context->hashes;
   }
-  const Context* context = contexts_.find(id);
-  return context == nullptr ? PrefixCache::Match{}
-                            : memory_.cache().find(context->hashes, context->hashes.size());
+  if (hashes == nullptr) return pin;
+  if (pin.blocks == 0) {
+    const PrefixCache::Match found = memory_.cache().find(*hashes, hashes->size());
+    pin.tail = found.tail;
+    pin.blocks = found.blocks;
+  }
+  const HostPool& host = memory_.host();
+  const int64_t count = host.lockable(*hashes, pin.blocks, host.match(*hashes, pin.blocks));
+  for (int64_t i = 0; i < count; ++i) pin.host.push_back((*hashes)[pin.blocks + i]);
+  return pin;
 }
 
 void ControlPlane::on(Time now, const PinRequested& event, Notices& notices) {
@@ -402,23 +452,28 @@ void ControlPlane::on(Time now, const PinRequested& event, Notices& notices) {
   }
   constexpr size_t kPinsMax = 1024;
   PinNotice notice{event.command, 0, error(ErrorCode::kOk, "")};
-  const PrefixCache::Match found = pinnable(event.request);
-  if (found.blocks == 0) {
+  Pin found = pinnable(event.request);
+  // Who gave back its room will need it again.
+  const bool interrupted =
+      std::any_of(waiting_.begin(), waiting_.end(), [](const Sequence* s) { return s->again; });
+  if (found.blocks == 0 && found.host.empty()) {
     notice.error =
         error(ErrorCode::kNotFound,
               "no whole block of request " + std::to_string(number(event.request)) + " is cached", "request");
   } else if (pins_.size() == kPinsMax) {
     notice.error = error(ErrorCode::kResourceExhausted,
                          std::to_string(kPinsMax) + " contexts are pinned, which is the limit", "request");
-  } else if (!memory_.can_pin(found.tail)) {
-    notice.error =
-        error(ErrorCode::kResourceExhausted,
-              "requests that run count on the room of these " + std::to_string(found.blocks) + " blocks",
-              "request");
+  } else if (found.blocks > 0 && (interrupted || !memory_.can_pin(found.tail))) {
+    notice.error = error(
+        ErrorCode::kResourceExhausted,
+        "requests that have come in count on the room of these " + std::to_string(found.blocks) + " blocks",
+        "request");
   } else {
     notice.pin = ++pin_numbers_;
-    memory_.pin(found.tail);
-    pins_.emplace(notice.pin, Pin{event.request, found.tail, found.blocks, now});
+    found.since = now;
+    if (found.blocks > 0) memory_.pin(found.tail);
+    memory_.lock_host(found.host);
+    pins_.emplace(notice.pin, std::move(found));
   }
   notices.emplace_back(std::move(notice));
 }
@@ -429,7 +484,8 @@ void ControlPlane::on(Time, const UnpinRequested& event, Notices& notices) {
   if (pin == pins_.end()) {
     notice.error = error(ErrorCode::kNotFound, "no pin " + std::to_string(event.pin), "pin");
   } else {
-    memory_.unpin(pin->second.tail);
+    if (pin->second.blocks > 0) memory_.unpin(pin->second.tail);
+    memory_.unlock_host(pin->second.host);
     pins_.erase(pin);
   }
   notices.emplace_back(std::move(notice));
@@ -447,6 +503,8 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
   GroupingWish priced = fitted(wish, limits_.places());
   if (event.has_decode) priced.decode = wish.decode;
   if (event.has_index) priced.index = wish.index;
+  const bool stays_thin = sequence.thinned && !event.has_decode && !event.has_index;
+  if (stays_thin) priced = thin_wish(limits_, wish);
   const bool form_changed = wish.mechanisms.form != sequence.wish.mechanisms.form;
   const auto name = [&](const GroupingWish& w, const Placement* placement) {
     std::string text = placement != nullptr
@@ -500,6 +558,7 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
   }
   if (event.dry_run) return notice;
   sequence.wish = wish;
+  if (!stays_thin) set_thinned(sequence, false);
   if (!same) accept_regroup(sequence, memory_, *price, false);
   return notice;
 }

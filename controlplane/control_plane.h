@@ -28,6 +28,7 @@
 #include "controlplane/memory.h"
 #include "controlplane/plan.h"
 #include "controlplane/plan_builder.h"
+#include "controlplane/pressure.h"
 #include "controlplane/regroup.h"
 #include "controlplane/sequence.h"
 #include "controlplane/snapshot.h"
@@ -65,7 +66,8 @@ class ControlPlane {
   // What a turn must know to go on from an ended request; nothing: it is not known (any more).
   std::optional<ContextTail> context(RequestId id) const;
   std::vector<PinSnapshot> pins() const;  // oldest first
-  int64_t pinned_blocks() const;          // by any of them
+  int64_t pinned_blocks() const;          // by any of them, on devices
+  int64_t pinned_host_blocks() const;     // on the host alone
   // When handle() must be called again, events or not.
   std::optional<Time> next_deadline() const;
   // What a regroup to this wish would take and move now; running requests only.
@@ -93,12 +95,21 @@ class ControlPlane {
   void end_late(Time now, Notices& notices);
   void admit_waiting(Time now);
   bool admit(Time now, Sequence& sequence, bool first);
+  void came_in(Time now, Sequence& sequence);
   void refuse_for_pins(Sequence& sequence);
-  PrefixCache::Match pinnable(RequestId id);
+  struct Pin {
+    RequestId request{};
+    BlockId tail = kNoBlock;
+    int64_t blocks = 0;
+    std::vector<kv::BlockHash> host;  // of the blocks behind these, which only the host has
+    Time since{};
+  };
+  Pin pinnable(RequestId id);
   void fill(PlanBuilder& builder);
   void fill_prompts(PlanBuilder& builder);
   void prefetch(PlanBuilder& builder);
   bool is_prefetched(RequestId id) const;
+  bool others_load(const Sequence& waiting) const;
   void end_prefetches(StepId step, bool loaded);
   // Nothing that has room now will give it up.
   bool nobody_makes_room() const { return running_.empty() && prefetches_.empty(); }
@@ -119,6 +130,17 @@ class ControlPlane {
   void roll_back(Sequence& sequence, const std::vector<PlanRecord>& abandoned);
   void finish(Sequence& sequence, FinishReason reason, Error failure, Notices& notices);
   RegroupedNotice regroup(Sequence& sequence, const RegroupRequested& event);
+
+  // ---- pressure (control_plane_pressure.cc)
+  bool relieve(Time now, Sequence& first);
+  void ask_for_room(const Sequence& first, const Relief& relief);
+  void advance_relief();
+  void give_up_relief();
+  void preempt(Sequence& sequence);
+  void thicken();
+  void set_thinned(Sequence& sequence, bool thinned);
+  // Something that Memory::changes() does not count may let the first waiting request find room.
+  void look_again();
 
   // ---- lost memory (control_plane_lost.cc)
   void unschedule(Sequence& sequence);
@@ -145,12 +167,6 @@ class ControlPlane {
   Memory memory_;
   TablePool tables_;
   Contexts contexts_;
-  struct Pin {
-    RequestId request{};
-    BlockId tail = kNoBlock;
-    int64_t blocks = 0;
-    Time since{};
-  };
   std::map<uint64_t, Pin> pins_;  // by number
   uint64_t pin_numbers_ = 0;
   std::unordered_map<RequestId, std::unique_ptr<Sequence>> sequences_;
@@ -163,6 +179,17 @@ class ControlPlane {
   std::vector<uint32_t> drawn_;  // by the span that is being completed
   Notices pending_;              // came up while a plan was made
   std::optional<TopologyChange> change_;
+  // Room that is being made for the first waiting request: who changes or leaves until it is there.
+  struct Relieving {
+    RequestId first{};
+    std::vector<RequestId> thin, leave;
+  };
+  std::optional<Relieving> relieving_;
+  RequestId
+      relief_for_{};  // none was found for this one: looked for again from plan relief_at_ on; 0: at once
+  uint64_t relief_at_ = 0;
+  uint64_t thicken_at_ = 0;  // copies are given back from this plan on
+  int64_t thinned_now_ = 0;  // running sequences
   uint64_t arrivals_ = 0;
   int turn_ = 0;
   Counters counters_;

@@ -16,6 +16,7 @@ namespace weft::controlplane {
 void ControlPlane::on(Time now, const MemoryLost& event, Notices& notices) {
   CHECK(event.rank >= 0 && event.rank < limits_.rank_count, event.rank);
   withdraw();
+  give_up_relief();
   if (change_) {  // back to ranks whose pages are all there
     if (change_->stage == TopologyChange::Stage::kMoving) {
       change_->plan.reset();
@@ -60,7 +61,10 @@ void ControlPlane::on(Time now, const MemoryLost& event, Notices& notices) {
   for (const BlockId id : touched) {
     if (memory_.exists(id) && !memory_.used(memory_.block(id))) memory_.drop_invalid(id);
   }
-  for (Sequence* sequence : affected) replay(*sequence);
+  for (Sequence* sequence : affected) {
+    memory_.chain_unused({});  // it has not ended
+    replay(*sequence);
+  }
 }
 
 // Its rows in plans that will not be run.
@@ -73,8 +77,8 @@ void ControlPlane::unschedule(Sequence& sequence) {
   sequence.needs_switch = true;
 }
 
+// It gives back what it has and waits to come in again. Nothing of it is in flight.
 void ControlPlane::replay(Sequence& sequence) {
-  memory_.chain_unused({});  // it has not ended
   unlock_host(sequence);
   leave_host(sequence, memory_);
   memory_.release(sequence.blocks);
@@ -83,11 +87,15 @@ void ControlPlane::replay(Sequence& sequence) {
   if (sequence.has_table) tables_.give_back(sequence.table, memory_.last_issued());
   sequence.has_table = false;
   sequence.next.reset();
+  sequence.widened = 0;
+  sequence.needs_switch = true;
   sequence.thin = false;
+  set_thinned(sequence, false);
   sequence.registers = true;
   sequence.hit_blocks = sequence.held_blocks = 0;
   // The row of the last token that is known draws the next one.
-  if (sequence.answered() > 0) sequence.replay = sequence.tokens.size() - 1;
+  sequence.replay =
+      sequence.answered() > 0 ? sequence.tokens.size() - 1 : std::max(sequence.replay, sequence.computed);
   sequence.again = true;
   sequence.computed = sequence.scheduled = sequence.cached = 0;
   sequence.running = false;

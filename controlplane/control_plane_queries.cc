@@ -2,6 +2,7 @@
 #include "controlplane/control_plane.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "controlplane/admission.h"
 #include "proto/vocab/check.h"
@@ -35,6 +36,8 @@ std::optional<RequestSnapshot> ControlPlane::request(RequestId id) const {
   snapshot.host_context = sequence->host_context;
   snapshot.host_blocks = sequence->host_blocks_count();
   snapshot.change_waits = sequence->next.has_value();
+  snapshot.thinned = sequence->thinned;
+  snapshot.preempted = sequence->preempted;
   snapshot.switching = sequence->next.has_value() || sequence->thin;
   snapshot.arrived = sequence->arrived;
   snapshot.admitted = sequence->admitted;
@@ -73,7 +76,8 @@ std::optional<Time> ControlPlane::next_deadline() const {
 
 std::vector<PinSnapshot> ControlPlane::pins() const {
   std::vector<PinSnapshot> out;
-  for (const auto& [number, pin] : pins_) out.push_back({number, pin.request, pin.blocks, pin.since});
+  for (const auto& [number, pin] : pins_)
+    out.push_back({number, pin.request, pin.blocks, std::ssize(pin.host), pin.since});
   return out;
 }
 
@@ -87,6 +91,12 @@ int64_t ControlPlane::pinned_blocks() const {
   int64_t blocks = 0;
   for (const auto& [run, count] : runs) blocks += count;
   return blocks;
+}
+
+int64_t ControlPlane::pinned_host_blocks() const {
+  std::unordered_set<kv::BlockHash, kv::BlockHashHasher> hashes;
+  for (const auto& [number, pin] : pins_) hashes.insert(pin.host.begin(), pin.host.end());
+  return std::ssize(hashes);
 }
 
 std::optional<ContextTail> ControlPlane::context(RequestId id) const {
@@ -106,6 +116,7 @@ Counters ControlPlane::counters() const {
   Counters counters = counters_;
   counters.evicted_blocks = memory_.evicted_blocks();
   for (const Sequence* sequence : running_) counters.host_contexts += sequence->host_context ? 1 : 0;
+  counters.thinned_now = thinned_now_;
   return counters;
 }
 
@@ -120,7 +131,7 @@ void ControlPlane::check_invariants() const {
   CHECK_LE(waiting_count() - again, limits_.max_waiting);  // who ran before is not turned away
   CHECK_LE(static_cast<int>(in_flight_.size()), limits_.plans_in_flight);
   PageCounts reserved;
-  int64_t tables = 0;
+  int64_t tables = 0, thinned = 0;
   std::vector<BlockId> locks;
   int64_t own_blocks = 0, promised = 0;
   for (const Sequence* sequence : running_) {
@@ -147,6 +158,9 @@ void ControlPlane::check_invariants() const {
       for (const Sunk& sunk : record.sunk) sinking += sunk.request == s.id ? 1 : 0;
     }
     CHECK_EQ(sinking, s.sinking);
+    thinned += s.thinned ? 1 : 0;
+    CHECK(!s.leaving || (relieving_ && std::find(relieving_->leave.begin(), relieving_->leave.end(), s.id) !=
+                                           relieving_->leave.end()));
     if (!s.needs_switch && !s.next) CHECK(s.reserved == pages_to_take(s, memory_, s.placement.residency));
     if (s.widening()) {
       const PageCounts old = pages_to_take(s, memory_, s.placement.residency);
@@ -161,14 +175,20 @@ void ControlPlane::check_invariants() const {
     locks.push_back(one.path.tail);
     own_blocks += std::ssize(one.path.own);
   }
-  for (const Sequence* sequence : waiting_) CHECK(!sequence->running && sequence->blocks.size() == 0);
+  for (const Sequence* s : waiting_)
+    CHECK(!s->running && s->blocks.size() == 0 && !s->thinned && !s->leaving);
+  CHECK_EQ(thinned, thinned_now_);
   CHECK(reserved == memory_.reserved());
   CHECK_EQ(promised, memory_.host().promised());
   CHECK(std::is_sorted(waiting_.begin(), waiting_.end(),
                        [](const Sequence* a, const Sequence* b) { return a->before(*b); }));
   // Nothing that could let the first waiting request in goes unnoticed.
-  if (!waiting_.empty() && waiting_.front()->no_room_at == memory_.changes()) {
-    CHECK(!nobody_makes_room() && !can_admit(*waiting_.front(), memory_, true, turn_));
+  if (!waiting_.empty() && waiting_.front()->no_room_at == memory_.changes() &&
+      waiting_.front()->asked_others) {
+    const Sequence& first = *waiting_.front();
+    CHECK(!nobody_makes_room() && entry_of(first, first.wish, memory_, true, turn_).slack < 0);
+    if (limits_.on_pressure != OnPressure::kNone && !first.host_context)
+      CHECK_LT(entry_of(first, thin_wish(limits_, first.wish), memory_, true, turn_).slack, 0);
   }
   for (const auto& [at, id] : deadlines_) CHECK(sequences_.at(id)->deadline == at);
   CHECK_EQ(tables, tables_.taken_count());
@@ -180,10 +200,23 @@ void ControlPlane::check_invariants() const {
     copies.insert(copies.end(), s->host_copies.begin(), s->host_copies.end());
   }
   for (const Prefetch& one : prefetches_) copies.insert(copies.end(), one.hashes.begin(), one.hashes.end());
+  for (const auto& [number, pin] : pins_) copies.insert(copies.end(), pin.host.begin(), pin.host.end());
   memory_.host().check_locks(copies);
   memory_.for_each_block([&](const Block& block) { own_blocks -= block.run == kNoRun ? 1 : 0; });
   CHECK_EQ(own_blocks, 0);
   if (in_flight_.empty()) CHECK(memory_.last_completed() == memory_.last_issued());
+}
+
+const char* pressure_name(PressureNotice::What what) {
+  switch (what) {
+    case PressureNotice::What::kThinned:
+      return "thinned";
+    case PressureNotice::What::kThickened:
+      return "thickened";
+    case PressureNotice::What::kPreempted:
+      return "preempted";
+  }
+  return "?";
 }
 
 const char* finish_reason_name(FinishReason reason) {

@@ -39,10 +39,10 @@ void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, con
   // Of a span that decodes, the row before each token that holds.
   sequence.computed += span.prefill ? span.rows : std::ssize(drawn);
   if (!span.drafts.empty()) count_drafts(sequence, span, std::ssize(drawn) - 1, notices);
-  if (span.prefill && sequence.replay > 0) {
-    counters_.replayed_rows += span.rows;
-  } else if (span.prefill) {
-    counters_.computed_prompt_tokens += span.rows;
+  const int64_t again = std::clamp<int64_t>(sequence.replay - span.start, 0, span.rows);
+  counters_.replayed_rows += again;
+  if (span.prefill && again < span.rows) {
+    counters_.computed_prompt_tokens += span.rows - again;
     notices.push_back(
         PrefillNotice{sequence.id, std::min(sequence.computed, sequence.prompt), sequence.prompt});
   }
@@ -55,6 +55,11 @@ void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, con
   if (sequence.suspect_until > 0 && sequence.computed >= sequence.suspect_until) {
     sequence.suspect_until = 0;
     std::erase(suspects_, sequence.id);
+    look_again();
+  }
+  if (sequence.owes_progress && sequence.computed > sequence.replay) {
+    sequence.owes_progress = false;
+    look_again();
   }
   if (drawn.empty()) return;
   sequence.guessed = guessed_tokens(span, record);
@@ -115,12 +120,7 @@ void ControlPlane::register_blocks(Sequence& sequence) {
   const int64_t block_tokens = limits_.geometry.block_tokens;
   while (sequence.registers && (sequence.blocks.registered + 1) * block_tokens <= sequence.computed) {
     const int64_t index = sequence.blocks.registered;
-    if (index == sequence.hashes.size()) {
-      std::vector<uint32_t> tokens;
-      sequence.tokens.read(index * block_tokens, block_tokens, tokens);
-      sequence.hashes.push_back(
-          kv::block_hash(index == 0 ? sequence.root : sequence.hashes[index - 1], tokens));
-    }
+    extend_identities(sequence, index + 1, block_tokens);
     sequence.registers =
         memory_.insert(sequence.blocks, sequence.hashes[index], sequence.placement.residency);
   }
@@ -172,6 +172,7 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
     contexts_.keep(sequence.id, {std::move(sequence.tokens), std::move(sequence.hashes), sequence.root});
   }
   memory_.unreserve(sequence.reserved);
+  set_thinned(sequence, false);
   if (sequence.has_table) tables_.give_back(sequence.table, memory_.last_issued());
   std::erase(suspects_, sequence.id);
   std::erase(running_, &sequence);
@@ -210,6 +211,7 @@ std::vector<PlanRecord> ControlPlane::withdraw() {
 void ControlPlane::on(Time now, const PlansAbandoned&, Notices& notices) {
   if (in_flight_.empty()) return;
   const std::vector<PlanRecord> abandoned = withdraw();
+  give_up_relief();
   counters_.abandoned_plans += static_cast<int64_t>(abandoned.size());
 
   std::vector<Sequence*> affected;

@@ -54,6 +54,7 @@ void ControlPlane::on(Time, const TopologyRequested& event, Notices& notices) {
     notices.emplace_back(TopologyNotice{event.command, limits_.active().ranks(), 0, 0, 0, 0, after.error()});
     return;
   }
+  give_up_relief();
   change_.emplace();
   change_->command = event.command;
   change_->before = limits_.active();
@@ -132,7 +133,7 @@ Result<void> ControlPlane::begin_moving() {
     if (!fits) return about(sequence->id, "waits, and would not fit", fits.error());
   }
   for (Sequence* sequence : running_) {
-    const GroupingWish wish = fitted(sequence->wish, limits_.places());
+    const GroupingWish wish = wish_in_force(limits_, *sequence);
     const Result<RegroupPrice> price =
         price_placement(*sequence, memory_, wish, bases_after(*sequence, wish));
     if (!price) return about(sequence->id, "cannot move", price.error());

@@ -19,6 +19,18 @@ const char* eviction_name(Eviction eviction) { return eviction == Eviction::kReu
 
 const char* host_write_name(HostWrite write) { return write == HostWrite::kThrough ? "through" : "back"; }
 
+const char* on_pressure_name(OnPressure on_pressure) {
+  switch (on_pressure) {
+    case OnPressure::kNone:
+      return "none";
+    case OnPressure::kThin:
+      return "thin";
+    case OnPressure::kPreempt:
+      return "preempt";
+  }
+  return "?";
+}
+
 Result<void> validate(const Limits& limits) {
   TRY_VOID(require(limits.rank_count >= 1 && limits.rank_count <= kMaxRanks, "rank_count",
                    "must be 1 to " + std::to_string(kMaxRanks)));

@@ -25,6 +25,11 @@ const char* eviction_name(Eviction eviction);  // "lru", "reuse"
 enum class HostWrite { kThrough, kBack };
 const char* host_write_name(HostWrite write);  // "through", "back"
 
+// What is done, beside evicting, for a waiting request that finds no room (pressure.h): nothing; copies are
+// given up; and, for a more urgent one, others give back all they have.
+enum class OnPressure { kNone, kThin, kPreempt };
+const char* on_pressure_name(OnPressure on_pressure);  // "none", "thin", "preempt"
+
 struct Limits {
   int rank_count = 1;  // that there may be, each with its pools
   // The ranks that compute; empty: all. ControlPlane changes its own copy when workers come and go. What is
@@ -65,6 +70,8 @@ struct Limits {
   int64_t max_chunk_rows = 0;    // rows of one sequence's prefill chunk; 0: only the step's own limit
   int plans_in_flight = 2;       // 1 or 2
   Eviction eviction = Eviction::kLru;
+  OnPressure on_pressure = OnPressure::kNone;
+  int64_t calm_plans = 64;  // without pressure, before copies that were given up come back
   // Ended requests whose context a turn can name as its parent, and their tokens, shared ones once.
   int64_t kept_contexts = 4096;
   int64_t kept_tokens = int64_t{16} << 20;

@@ -342,6 +342,10 @@ void Memory::unlock_host(const Identities& identities, int64_t first, int64_t co
   for (int64_t index = first + count - 1; index >= first; --index) host_.unlock(identities[index], issued_);
 }
 
+void Memory::lock_host(const std::vector<kv::BlockHash>& hashes) {
+  for (const kv::BlockHash& hash : hashes) host_.lock(hash);
+}
+
 void Memory::unlock_host(const std::vector<kv::BlockHash>& hashes) {
   changes_ += hashes.empty() ? 0 : 1;
   for (auto hash = hashes.rbegin(); hash != hashes.rend(); ++hash) host_.unlock(*hash, issued_);

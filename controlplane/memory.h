@@ -179,6 +179,7 @@ class Memory {
   // Copies that a sequence counts on: blocks [first, first + count) of its context.
   void lock_host(const Identities& identities, int64_t first, int64_t count);
   void unlock_host(const Identities& identities, int64_t first, int64_t count);
+  void lock_host(const std::vector<kv::BlockHash>& hashes);
   void unlock_host(const std::vector<kv::BlockHash>& hashes);
 
   // ---- contexts that lie on the host (host_context.h)

@@ -160,6 +160,16 @@ struct PinNotice {
   Error error;  // code kOk when done
 };
 
+// What a request gave up, or got back, for others' sake (pressure.h).
+struct PressureNotice {
+  enum class What : uint8_t { kThinned, kThickened, kPreempted };
+  RequestId request{};
+  What what{};
+};
+
+// "thinned", "thickened", "preempted"
+const char* pressure_name(PressureNotice::What what);
+
 // These ranks take part in the plans from now on: the shell begins an epoch with them before it publishes the
 // next one. With an error nothing has changed.
 struct TopologyNotice {
@@ -173,6 +183,6 @@ struct TopologyNotice {
 };
 
 using Notice = std::variant<TokenNotice, DraftNotice, PrefillNotice, FinishedNotice, RegroupedNotice,
-                            PinNotice, TopologyNotice>;
+                            PinNotice, TopologyNotice, PressureNotice>;
 
 }  // namespace weft::controlplane

@@ -49,6 +49,7 @@ struct Sequence {
   int64_t prefetched = 0;       // blocks that were loaded ahead, or on devices before: never twice
   uint64_t no_prefetch_at = 0;  // there was nothing to load ahead, or no room, when changes() was this
   uint64_t no_room_at = 0;      // it found no room when Memory::changes() was this; 0: not tried
+  bool asked_others = false;    // it was the first in the queue then, and others could not make room
 
   // ---- how far it is
   TokenList tokens;  // prompt, then the tokens of the answer that are known
@@ -61,7 +62,8 @@ struct Sequence {
   int64_t scheduled = 0;
   int64_t samples_scheduled = 0;  // those of drafts are taken back when these do not hold
   TokenRef last_sample;           // where the token after the last scheduled row is being sampled
-  int64_t replay = 0;             // its memory was lost: rows up to here are computed again, and draw nothing
+  int64_t replay = 0;  // it gave back its memory, or that was lost: rows up to here are computed again, and
+                       // draw nothing
   int64_t drafted = 0, accepted = 0;
   LookupIndex lookup;             // of `text`, where drafts are looked up
   std::vector<uint32_t> text;     // then: the tokens, in one piece
@@ -101,6 +103,12 @@ struct Sequence {
   bool thin = false;         // pages outside the residency are dropped when step thin_step is acknowledged
   StepId thin_step{0};
 
+  // ---- under pressure (pressure.h)
+  bool thinned = false;        // runs as thin_wish() of its wish
+  bool leaving = false;        // not planned any more; gives back all it has when nothing of it is in flight
+  bool owes_progress = false;  // has computed nothing new since it last did: not asked for it again
+  int64_t preempted = 0;       // so often it did
+
   // ---- after an abandoned plan it runs alone until this row is computed; 0: not suspect
   int64_t suspect_until = 0;
 
@@ -124,7 +132,9 @@ struct Sequence {
   bool before(const Sequence& other) const {
     return priority != other.priority ? priority < other.priority : order < other.order;
   }
-  bool runnable() const { return running && !paused && (prefilling() || samples_scheduled < max_tokens); }
+  bool runnable() const {
+    return running && !paused && !leaving && (prefilling() || samples_scheduled < max_tokens);
+  }
 };
 
 }  // namespace weft::controlplane

@@ -34,6 +34,8 @@ struct RequestSnapshot {
   int64_t host_blocks = 0;    // of it, so far
   bool switching = false;     // a regroup waits for the next plan or its acknowledgement
   bool change_waits = false;  // it waits for the next plan
+  bool thinned = false;       // runs with fewer copies than wished for
+  int64_t preempted = 0;      // so often it gave back its room
   Time arrived{}, admitted{};
   // Bytes of the pages under its rows, [stream][rank]; blocks shared with others count in full.
   kv::StoredBytes stored_bytes{};
@@ -43,6 +45,7 @@ struct PinSnapshot {
   uint64_t pin = 0;
   RequestId request{};
   int64_t blocks = 0;
+  int64_t host_blocks = 0;  // behind them, which only the host has
   Time since{};
 };
 
@@ -69,11 +72,13 @@ struct Counters {
   int64_t evicted_blocks = 0;
   int64_t topology_changes = 0;
   int64_t lost_blocks = 0;      // of which something lay in lost memory alone
-  int64_t replayed_rows = 0;    // computed again because of it
+  int64_t replayed_rows = 0;    // computed again: because of it, or by those who were preempted
   int64_t host_hit_tokens = 0;  // of cached_tokens, those that only the host had
   int64_t spilled_bytes = 0, loaded_bytes = 0;
   int64_t host_contexts = 0;  // that run now
   int64_t passes = 0;         // requests that came in before an earlier one which found no room
+  int64_t thinned = 0, thickened = 0, preempted = 0;
+  int64_t thinned_now = 0;  // running requests
 };
 
 }  // namespace weft::controlplane

@@ -70,6 +70,16 @@ void fill_host_pool(const controlplane::ControlPlane& plane, const EngineMetrics
   to->set_hot_misses(metrics.hot_misses);
 }
 
+void fill_pressure(const controlplane::ControlPlane& plane, wire::PressureStatus* to) {
+  const controlplane::Counters counters = plane.counters();
+  to->set_on_pressure(controlplane::on_pressure_name(plane.limits().on_pressure));
+  to->set_thinned_now(as_unsigned(counters.thinned_now));
+  to->set_thinned(as_unsigned(counters.thinned));
+  to->set_thickened(as_unsigned(counters.thickened));
+  to->set_preempted(as_unsigned(counters.preempted));
+  to->set_replayed_rows(as_unsigned(counters.replayed_rows));
+}
+
 std::string regroup_detail(const wire::RegroupRequest& request) {
   std::string text = request.all_running() ? "all" : "";
   for (const uint64_t id : request.requests()) text += (text.empty() ? "" : " ") + std::to_string(id);
@@ -187,6 +197,7 @@ wire::ControlReply ControlService::status() const {
   status->set_computed_prompt_tokens(as_unsigned(counters.computed_prompt_tokens));
   status->set_evicted_blocks(as_unsigned(counters.evicted_blocks));
   status->set_pinned_blocks(as_unsigned(view.engine->plane().pinned_blocks()));
+  status->set_pinned_host_blocks(as_unsigned(plane.pinned_host_blocks()));
   status->set_cancelled(as_unsigned(counters.cancelled));
   status->set_generated_tokens(as_unsigned(counters.generated_tokens));
   status->set_drafted_tokens(as_unsigned(counters.drafted_tokens));
@@ -202,6 +213,7 @@ wire::ControlReply ControlService::status() const {
   }
   if (plane.limits().host_pages[0] > 0)
     fill_host_pool(plane, view.engine->metrics(), status->mutable_host_pool());
+  fill_pressure(plane, status->mutable_pressure());
   return reply;
 }
 
@@ -222,6 +234,10 @@ void ControlService::fill_status(const RequestRecord& record, wire::RequestStatu
   to->set_state(snapshot->paused ? "paused" : controlplane::request_state_name(snapshot->state));
   to->set_cached_tokens(as_unsigned(snapshot->cached_tokens));
   to->set_computed_tokens(as_unsigned(snapshot->computed_tokens));
+  to->set_thinned(snapshot->thinned);
+  to->set_preempted(as_unsigned(snapshot->preempted));
+  if (snapshot->state == controlplane::RequestState::kWaiting) return;
+  to->set_placement(controlplane::placement_name(view.engine->plane().limits(), snapshot->placement));
 }
 
 ControlService::Answer ControlService::requests(const wire::RequestsRequest& request) const {
@@ -320,7 +336,9 @@ wire::ControlReply ControlService::pins() const {
     wire::PinStatus* status = to->add_pins();
     status->set_pin(pin.pin);
     status->set_request(number(pin.request));
-    status->set_tokens(as_unsigned(pin.blocks * view.engine->plane().limits().geometry.block_tokens));
+    const int64_t block_tokens = view.engine->plane().limits().geometry.block_tokens;
+    status->set_tokens(as_unsigned((pin.blocks + pin.host_blocks) * block_tokens));
+    status->set_host_tokens(as_unsigned(pin.host_blocks * block_tokens));
     status->set_age_ns(as_unsigned((loop_.now() - pin.since).count()));
   }
   return reply;

@@ -126,6 +126,8 @@ void Engine::dispatch(const std::vector<controlplane::Notice>& notices) {
       listener_.regrouped(*regrouped);
     } else if (const auto* pinned = std::get_if<controlplane::PinNotice>(&notice)) {
       listener_.pinned(*pinned);
+    } else if (const auto* pressure = std::get_if<controlplane::PressureNotice>(&notice)) {
+      log_.info(controlplane::pressure_name(pressure->what), {{"request", number(pressure->request)}});
     } else if (const auto* topology = std::get_if<controlplane::TopologyNotice>(&notice)) {
       if (topology->error.code == ErrorCode::kOk) {
         epoch_.reset();

@@ -25,7 +25,7 @@ namespace {
 struct RawOptions {
   std::string devices, weight_dtype = "stored", cache_dtype = "f32", index_cache_dtype, experts = "whole",
                        index_scales = "ue8m0", prefill, decode, index, log_level = "info", output = "table",
-                       speculative = "off", eviction = "lru", host_write = "back";
+                       speculative = "off", eviction = "lru", on_pressure = "preempt", host_write = "back";
   double hang_seconds = 30, heartbeat_seconds = 10, stall_seconds = 60;
   int threads = 0;
   bool list_devices = false;
@@ -96,6 +96,16 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
          "to be used soon, learned from when conversations came back before")
       ->type_name("POLICY")
       ->check(one_of({"lru", "reuse"}))
+      ->capture_default_str()
+      ->group(memory);
+  app.add_option(
+         "--on-pressure", raw.on_pressure,
+         "what is done, beside evicting, for a request that finds no room: none, it waits; thin, requests "
+         "run "
+         "with fewer copies of their cache than they wished for; or preempt, besides, less urgent ones give "
+         "back their room to a more urgent one and go on later. No answer changes")
+      ->type_name("MODE")
+      ->check(one_of({"none", "thin", "preempt"}))
       ->capture_default_str()
       ->group(memory);
   app.add_option(
@@ -374,6 +384,10 @@ Result<void> check_memory(const RawOptions& raw, Options& options) {
   TRY_VOID(check_cache(raw, options));
   options.split_experts = raw.experts == "split";
   options.eviction = raw.eviction == "reuse" ? controlplane::Eviction::kReuse : controlplane::Eviction::kLru;
+  using controlplane::OnPressure;
+  for (const OnPressure mode : {OnPressure::kNone, OnPressure::kThin, OnPressure::kPreempt}) {
+    if (raw.on_pressure == controlplane::on_pressure_name(mode)) options.on_pressure = mode;
+  }
   options.weight_dtype = parse_dtype(raw.weight_dtype);
   if (!options.weight_dtype && raw.weight_dtype != "stored") {
     return bad_option("weight-dtype", "must be stored, f32 or bf16, not '" + raw.weight_dtype + "'");

@@ -53,6 +53,7 @@ struct Options {
   std::optional<int64_t> hot_tokens;  // of a context on the host; empty: twice what a row selects
   int64_t max_context = 0;            // 0: the model's own
   controlplane::Eviction eviction = controlplane::Eviction::kLru;
+  controlplane::OnPressure on_pressure = controlplane::OnPressure::kPreempt;
   int64_t max_step_rows = 2048;
   int64_t max_running = 64;
   int64_t max_waiting = 1024;

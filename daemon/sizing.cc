@@ -111,6 +111,7 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   limits.max_running = options.max_running;
   limits.max_waiting = options.max_waiting;
   limits.eviction = options.eviction;
+  limits.on_pressure = options.on_pressure;
   limits.max_step_rows = options.max_step_rows;
   // Every row of a decode span is sampled.
   limits.max_samples =

@@ -50,7 +50,7 @@ int64_t admitted(int ranks, int64_t pages, const Trace& trace, uint64_t seed) {
     sequence.wish.decode = {kv::DecodeKind::kDcp, ranks};
     sequence.wish.index = {kv::IndexKind::kSplit};
     sequence.use_prefix_cache = false;
-    if (!try_admit(sequence, memory, false, turn)) return blocks;
+    if (!try_admit(sequence, sequence.wish, memory, false, turn)) return blocks;
     blocks += ceil_div(sequence.row_count(), kBlockTokens);
   }
 }

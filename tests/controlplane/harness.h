@@ -192,6 +192,7 @@ class Harness {
   std::vector<RegroupedNotice> regrouped;
   std::vector<PinNotice> pins;
   std::vector<TopologyNotice> topologies;
+  std::vector<PressureNotice> pressed;
 
  private:
   void take(const Notice& notice) {
@@ -209,6 +210,8 @@ class Harness {
       pins.push_back(*pin);
     } else if (const auto* topology = std::get_if<TopologyNotice>(&notice)) {
       topologies.push_back(*topology);
+    } else if (const auto* pressure = std::get_if<PressureNotice>(&notice)) {
+      pressed.push_back(*pressure);
     } else {
       regrouped.push_back(std::get<RegroupedNotice>(notice));
     }

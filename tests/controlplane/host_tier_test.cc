@@ -439,5 +439,93 @@ TEST(HostTier, ARequestWithoutPrefixCacheLeavesItAlone) {
   EXPECT_EQ(harness.plane.counters().spilled_bytes, 0);
 }
 
+// Two requests that need the same ten blocks, which only the host has.
+class OneLoadForTwo : public ::testing::Test {
+ protected:
+  OneLoadForTwo() : harness(limits()) {
+    harness.submit(text(1, 40), 1);
+    harness.run_all();
+    for (uint32_t seed = 2; seed < 4; ++seed) {
+      harness.submit(text(seed, 160), 1);
+      harness.run_all();
+    }
+    before = harness.plane.counters();
+  }
+  static Limits limits() {
+    Limits limits = small_limits(1, 48);
+    limits.host_pages = {100, 100};
+    return limits;
+  }
+  RequestId submit(uint32_t seed, int priority = 0) {
+    RequestArrived arrived = harness.arrival(joined(text(1, 40), text(seed, 5)), 3);
+    arrived.priority = priority;
+    return harness.submit(arrived);
+  }
+  bool waits(RequestId id) { return harness.plane.request(id)->state == RequestState::kWaiting; }
+  int64_t loads() { return (harness.plane.counters().loaded_bytes - before.loaded_bytes) / kBlockBytes; }
+  void finish(std::initializer_list<RequestId> ids) {
+    while (!harness.in_flight.empty()) harness.run_oldest();
+    harness.run_all();
+    for (const RequestId id : ids) harness.expect_right(id);
+    EXPECT_EQ(harness.plane.host_pool(kv::Stream::kEntries).used, 0);
+  }
+  Harness harness;
+  Counters before;
+};
+
+TEST_F(OneLoadForTwo, TheSecondWaitsForTheFirst) {
+  const RequestId first = submit(90), second = submit(91);
+  ASSERT_TRUE(harness.plan());
+  EXPECT_FALSE(waits(first));
+  EXPECT_TRUE(waits(second));
+  while (waits(second)) {
+    EXPECT_EQ(harness.plane.request(first)->completion_tokens, 0);
+    harness.run_oldest();
+    ASSERT_TRUE(harness.plan());
+  }
+  EXPECT_EQ(harness.plane.request(second)->cached_tokens, 40);
+  finish({first, second});
+  EXPECT_EQ(loads(), 10);
+  EXPECT_EQ(harness.plane.counters().host_hit_tokens - before.host_hit_tokens, 40);
+}
+
+TEST_F(OneLoadForTwo, NotIfTheFirstIsCancelled) {
+  const RequestId first = submit(90), second = submit(91);
+  ASSERT_TRUE(harness.plan());
+  harness.feed(CancelRequested{first});
+  harness.plan();
+  EXPECT_FALSE(waits(second));
+  finish({second});
+}
+
+TEST_F(OneLoadForTwo, NotIfTheFirstCannotRun) {
+  const RequestId first = submit(90), second = submit(91);
+  ASSERT_TRUE(harness.plan());
+  harness.feed(PauseChanged{first, true});
+  harness.plan();
+  EXPECT_FALSE(waits(second));
+  harness.feed(PauseChanged{first, false});
+  finish({first, second});
+}
+
+TEST_F(OneLoadForTwo, NotForALessUrgentOne) {
+  const RequestId first = submit(90, 1);
+  ASSERT_TRUE(harness.plan());
+  const RequestId second = submit(91);
+  harness.plan();
+  EXPECT_FALSE(waits(second));
+  finish({first, second});
+  EXPECT_EQ(loads(), 20);
+}
+
+TEST_F(OneLoadForTwo, AnAbandonedLoadIsTriedAgain) {
+  const RequestId first = submit(90), second = submit(91);
+  ASSERT_TRUE(harness.plan());
+  harness.in_flight.clear();
+  harness.feed(PlansAbandoned{});
+  finish({first, second});
+  EXPECT_EQ(loads(), 10) << "what was abandoned does not count";
+}
+
 }  // namespace
 }  // namespace weft::controlplane

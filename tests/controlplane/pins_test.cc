@@ -82,11 +82,69 @@ TEST(Pins, WhatIsNotThereIsRefused) {
   for (const PinNotice& notice : h.pins) EXPECT_EQ(notice.error.code, ErrorCode::kNotFound);
 }
 
+TEST(Pins, CopiesOnTheHostStayToo) {
+  Limits limits = small_limits(1, 12);
+  limits.host_pages = {14, 14};
+  Harness h(limits);
+  const RequestId kept = h.submit(text(1, 40), 1);
+  h.run_all();
+  const RequestId other = h.submit(text(2, 44), 1);  // all that there is goes to the host
+  h.run_all();
+  h.feed(PinRequested{1, kept});
+  ASSERT_EQ(h.pins.back().error.code, ErrorCode::kOk) << h.pins.back().error.message;
+  ASSERT_EQ(h.plane.pins().size(), 1u);
+  const PinSnapshot pinned = h.plane.pins()[0];
+  EXPECT_EQ(pinned.blocks + pinned.host_blocks, 10);
+  EXPECT_GE(pinned.host_blocks, 9);
+  EXPECT_EQ(h.plane.pinned_host_blocks(), pinned.host_blocks);
+  EXPECT_EQ(h.plane.host_pool(kv::Stream::kEntries).used, pinned.host_blocks);
+  for (uint32_t seed = 3; seed < 9; ++seed) {  // more than the host holds
+    h.submit(text(seed, 40), 1);
+    h.run_all();
+  }
+  const int64_t computed = h.plane.counters().computed_prompt_tokens;
+  const RequestId again = h.submit(text(1, 41), 1);
+  h.run_all();
+  h.expect_right(again);
+  EXPECT_EQ(h.plane.counters().computed_prompt_tokens - computed, 1);
+  h.feed(UnpinRequested{2, h.pins.back().pin});
+  EXPECT_EQ(h.plane.host_pool(kv::Stream::kEntries).used, 0);
+  for (uint32_t seed = 9; seed < 15; ++seed) {
+    h.submit(text(seed, 40), 1);
+    h.run_all();
+  }
+  const RequestId gone = h.submit(text(1, 41), 1);
+  h.run_all();
+  EXPECT_EQ(h.finished(gone).cached_tokens, 0);
+  h.expect_right(other);
+}
+
+TEST(Pins, AContextThatIsPartlyOnTheHostIsPinnedWhole) {
+  Limits limits = small_limits(1, 12);
+  limits.host_pages = {14, 14};
+  Harness h(limits);
+  const RequestId kept = h.submit(text(1, 40), 1);
+  h.run_all();
+  h.submit(text(2, 20), 1);  // half of it makes room
+  h.run_all();
+  pin(h, kept);
+  const PinSnapshot pinned = h.plane.pins()[0];
+  EXPECT_GT(pinned.blocks, 0);
+  EXPECT_GT(pinned.host_blocks, 0);
+  EXPECT_EQ(pinned.blocks + pinned.host_blocks, 10);
+  EXPECT_EQ(h.plane.pinned_blocks(), pinned.blocks);
+  EXPECT_EQ(h.entries().used, pinned.blocks);
+  h.feed(UnpinRequested{2, pinned.pin});
+  EXPECT_EQ(h.entries().used, 0);
+}
+
 TEST(Pins, AtRandomNeverLoseAPage) {
   for (uint64_t seed = 1; seed <= 30; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     SplitMix64 random(seed);
-    Harness h(small_limits(1 + static_cast<int>(random.below(3)), 40));
+    Limits limits = small_limits(1 + static_cast<int>(random.below(3)), 40);
+    if (seed % 2 == 0) limits.host_pages = {20, 20};
+    Harness h(limits);
     std::vector<RequestId> requests;
     for (int i = 0; i < 150; ++i) {
       switch (random.below(5)) {

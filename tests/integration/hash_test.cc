@@ -39,6 +39,7 @@ struct Setting {
   const char* host_write = "";  // empty: no host pool
   bool on_host =
       false;  // contexts lie there, or where there is room: device pools hold a third of a long one
+  bool pressed = false;  // pools that hardly hold one request whole on every rank, and priorities
 };
 void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
 
@@ -112,6 +113,7 @@ class Hash : public testing::TestWithParam<Setting> {
     } else {
       request.set_no_prefix_cache(random_.below(5) == 0);
     }
+    if (GetParam().pressed) request.set_priority(static_cast<int>(random_.below(3)));
     request.set_speculative(one_of({"off", "lookup", "forced"}));
     if (request.speculative() == "forced") {
       std::vector<uint32_t> context = stream.context;
@@ -206,7 +208,9 @@ TEST_P(Hash, EveryTokenIsTheOracles) {
                                         "--block-tokens",
                                         "8",
                                         "--pool-tokens",
-                                        s.on_host ? "152" : "1024",
+                                        s.on_host   ? "152"
+                                        : s.pressed ? "512"
+                                                    : "1024",
                                         "--max-step-rows",
                                         s.step_rows,
                                         "--max-running",
@@ -278,6 +282,18 @@ TEST_P(Hash, EveryTokenIsTheOracles) {
               static_cast<unsigned long long>(pool.hot_misses()));
   EXPECT_EQ(pool.hot_hits() > 0 && pool.hot_misses() > 0, s.on_host);
   EXPECT_EQ(pool.loaded_bytes() > 0, host);
+  const wire::PressureStatus pressure = daemon.status().pressure();
+  std::printf("%llu thinned, %llu preempted, %llu rows computed again\n",
+              static_cast<unsigned long long>(pressure.thinned()),
+              static_cast<unsigned long long>(pressure.preempted()),
+              static_cast<unsigned long long>(pressure.replayed_rows()));
+  if (s.pressed) {
+    EXPECT_GT(pressure.thinned(), 0u);
+    // Over 8 ranks thin forms nearly always do.
+    if (s.workers < 8) {
+      EXPECT_GT(pressure.preempted(), 0u);
+    }
+  }
   EXPECT_EQ(ended, kStreams);
   EXPECT_GT(cached, 0u);
   EXPECT_GT(accepted, 0u);
@@ -302,8 +318,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{"Dsa8", 8, "dsa", "bf16", "64", false, "back"},
                     Setting{"OnHost2", 2, "dsa", "fp8_ds_mla", "64", false, "back", true},
                     Setting{"OnHost4", 4, "dsa", "f32", "40", false, "through", true},
+                    Setting{"Pressed4", 4, "dsa", "bf16", "64", false, "back", false, true},
+                    Setting{"Pressed8", 8, "mla", "f32", "64", false, "", false, true},
                     Setting{"Spare4", 4, "grouped", "f32", "64", true, "back"}),
     [](const auto& info) { return std::string(info.param.name); });
-
 }  // namespace
 }  // namespace weft::integration

@@ -61,7 +61,10 @@ constexpr std::array<const char*, kMarks> kMarkNames = {"finished",
                                                         "host hits",
                                                         "host evicted",
                                                         "spill abandoned",
-                                                        "load abandoned"};
+                                                        "load abandoned",
+                                                        "thinned",
+                                                        "thickened",
+                                                        "preempted"};
 constexpr std::array<const char*, daemon::kWorkerEvents> kEventNames = {"exited",  "ready",     "timeout",
                                                                         "want up", "want down", "hung"};
 

@@ -94,8 +94,11 @@ enum class Mark : uint8_t {
   kHostEvicted,  // copies that made room for others
   kSpillAbandoned,
   kLoadAbandoned,
+  kThinned,
+  kThickened,
+  kPreempted,
 };
-inline constexpr int kMarks = 49;
+inline constexpr int kMarks = 52;
 
 struct Coverage {
   std::array<int64_t, kActKinds> acts{};

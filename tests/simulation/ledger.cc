@@ -109,6 +109,14 @@ void Ledger::on(const PinNotice& notice) {
   count(Mark::kPinned);
 }
 
+void Ledger::on(const PressureNotice& notice) {
+  find(notice.request);
+  using What = PressureNotice::What;
+  count(notice.what == What::kThinned     ? Mark::kThinned
+        : notice.what == What::kThickened ? Mark::kThickened
+                                          : Mark::kPreempted);
+}
+
 void Ledger::on(const TopologyNotice& notice) {
   if (refusals_.erase(notice.command) > 0) {
     verdict_.expect(Checker::kNotices, notice.error.code == ErrorCode::kFailedPrecondition,

@@ -71,6 +71,7 @@ class Ledger {
   void on(const RegroupedNotice& notice);
   void on(const PinNotice& notice);
   void on(const TopologyNotice& notice);
+  void on(const PressureNotice& notice);
   void on(const FinishedNotice& notice);
   void check_end(const FinishedNotice& notice, const Live& live, const Truth& truth);
   void check_error(const FinishedNotice& notice, const Live& live, const Truth& truth);

@@ -11,11 +11,14 @@ PlanChecks::PlanChecks(Core& core) : core_(core) {
 
 void PlanChecks::before() {
   prices_.clear();
+  preempted_.clear();
   for (const auto& [id, live] : core_.ledger.live()) {
     const auto snapshot = core_.plane.request(id);
     if (!snapshot || snapshot->state == RequestState::kWaiting) continue;
+    if (snapshot->thinned) continue;  // its wish does not say where it lies, and it may get copies back
     const auto price = core_.plane.price(id, snapshot->wish);
     if (price) prices_[id] = price->bytes_moved;
+    preempted_[id] = snapshot->preempted;
   }
 }
 
@@ -141,6 +144,11 @@ void PlanChecks::check_copies(const Plan& plan) {
         !targets.contains({static_cast<int>(copy.stream), copy.from_rank, number(copy.from_page)}), "step ",
         number(plan.step), " copies what it copies to");
   }
+  // Who left and came in again at once lies elsewhere.
+  std::erase_if(prices_, [&](const auto& price) {
+    const auto snapshot = core_.plane.request(price.first);
+    return !snapshot || snapshot->preempted != preempted_[price.first];
+  });
   // Of a change that is spread over plans: no more than what was left, and what is gone from that but for
   // what new rows add.
   const auto spreads = [&](RequestId id) {

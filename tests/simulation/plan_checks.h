@@ -36,6 +36,7 @@ class PlanChecks {
   };
   Core& core_;
   std::map<RequestId, int64_t> prices_;  // bytes
+  std::map<RequestId, int64_t> preempted_;  // so often, before the plan
   std::array<std::vector<std::vector<Named>>, kv::kStreams> named_;
   uint64_t looks_ = 0;
 };

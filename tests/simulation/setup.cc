@@ -51,6 +51,8 @@ Limits draw_limits(Draw& draw) {
   limits.kept_tokens = 1 + draw.below(draw.chance(50) ? 300 : 2000);
   limits.plans_in_flight = draw.chance(85) ? 2 : 1;
   limits.copy_plan_bytes = draw.one_of(std::array{0, 1, 500, 4000});
+  limits.on_pressure = static_cast<controlplane::OnPressure>(draw.one_of(std::array{0, 1, 2, 2}));
+  limits.calm_plans = 1 + draw.below(30);
   limits.eviction = draw.chance(50) ? controlplane::Eviction::kReuse : controlplane::Eviction::kLru;
   draw_host_pool(draw, limits);
   return limits;

@@ -173,14 +173,15 @@ Command cancel() {
 }
 
 Command pin() {
-  return {"pin",
-          "keep a request's context in the prefix cache",
-          "The whole blocks of its prompt and answer that are there now stay, whatever pressure comes, until "
-          "they are "
-          "unpinned. The request may run or have ended. Pinned blocks take room from others.",
-          {{"ID", "", "the requests", &A::requests, Check::kNone, {}, true}},
-          {"weftctl pin 7"},
-          run_pin};
+  return {
+      "pin",
+      "keep a request's context in the prefix cache",
+      "The whole blocks of its prompt and answer that are there now stay, whatever pressure comes, until "
+      "they are unpinned: on the ranks, and where only the host pool has them, there. The request may run or "
+      "have ended. Pinned blocks take room from others.",
+      {{"ID", "", "the requests", &A::requests, Check::kNone, {}, true}},
+      {"weftctl pin 7"},
+      run_pin};
 }
 
 Command unpin() {

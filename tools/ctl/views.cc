@@ -47,6 +47,19 @@ std::string host_text(const wire::StatusReply& status) {
   return text;
 }
 
+std::string pressure_text(const wire::StatusReply& status) {
+  if (!status.has_pressure()) return "";
+  const wire::PressureStatus& pressure = status.pressure();
+  std::string out = pressure.on_pressure();
+  if (pressure.thinned() > 0) {
+    out += ", " + count(pressure.thinned()) + " thinned (" + count(pressure.thinned_now()) + " now, " +
+           count(pressure.thickened()) + " got their copies back)";
+  }
+  if (pressure.preempted() > 0) out += ", " + count(pressure.preempted()) + " preempted";
+  if (pressure.replayed_rows() > 0) out += ", " + count(pressure.replayed_rows()) + " rows computed again";
+  return out;
+}
+
 std::string pools_text(const wire::StatusReply& status, const Terminal& terminal) {
   if (status.pools().empty()) return "";
   Table table({{"rank", true},
@@ -267,7 +280,10 @@ std::string crossed_text(const wire::Crossed& crossed) {
 
 std::string status_view(const wire::StatusReply& status, const Terminal& terminal) {
   const std::string pinned =
-      status.pinned_blocks() == 0 ? "" : ", " + count(status.pinned_blocks()) + " are pinned";
+      (status.pinned_blocks() == 0 ? "" : ", " + count(status.pinned_blocks()) + " are pinned") +
+      (status.pinned_host_blocks() == 0
+           ? ""
+           : ", " + count(status.pinned_host_blocks()) + " on the host are pinned");
   std::string workers = std::to_string(status.workers()) + ", epoch " + std::to_string(status.epoch());
   if (status.worker_restarts() > 0) workers += ", " + count(status.worker_restarts()) + " restarts";
   if (!status.instruction_set().empty()) workers += ", " + status.instruction_set();
@@ -293,6 +309,7 @@ std::string status_view(const wire::StatusReply& status, const Terminal& termina
        {"block", std::to_string(status.block_tokens()) + " tokens"},
        {"pool", status.pool_tokens() > 0 ? count(status.pool_tokens()) + " tokens per rank" : ""},
        {"host pool", host_text(status)},
+       {"on pressure", pressure_text(status)},
        {"clients", status.client_endpoint()},
        {"state folder", status.state_folder()}},
       terminal);
@@ -315,10 +332,11 @@ std::string requests_view(const wire::RequestsReply& reply, const Terminal& term
                {"priority", true},
                {"age", true}});
   for (const auto& request : reply.requests()) {
+    const std::string now = request.thinned() ? " (now " + request.placement() + ")" : "";
     table.add({std::to_string(request.request()), state_cell(request.state()), count(request.prompt_tokens()),
                count(request.cached_tokens()), count(request.computed_tokens()),
                count(request.completion_tokens()) + "/" + count(request.max_tokens()), request.prefill(),
-               request.decode(), request.index(), std::to_string(request.priority()),
+               request.decode() + now, request.index(), std::to_string(request.priority()),
                human_time(request.age_ns())});
   }
   return table.text(terminal);
@@ -347,10 +365,10 @@ std::string workers_view(const wire::WorkersReply& reply, const Terminal& termin
 
 std::string pins_view(const wire::PinsReply& reply, const Terminal& terminal) {
   if (reply.pins().empty()) return "nothing is pinned\n";
-  Table table({{"pin", true}, {"request", true}, {"tokens", true}, {"age", true}});
+  Table table({{"pin", true}, {"request", true}, {"tokens", true}, {"on the host", true}, {"age", true}});
   for (const auto& pin : reply.pins()) {
     table.add({std::to_string(pin.pin()), std::to_string(pin.request()), count(pin.tokens()),
-               human_time(pin.age_ns())});
+               count(pin.host_tokens()), human_time(pin.age_ns())});
   }
   return table.text(terminal);
 }
