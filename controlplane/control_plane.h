@@ -145,6 +145,7 @@ class ControlPlane {
   // ---- lost memory (control_plane_lost.cc)
   void unschedule(Sequence& sequence);
   void replay(Sequence& sequence);
+  void shorten_pins();
 
   // ---- workers that come and go (control_plane_topology.cc)
   Result<kv::Topology> topology_with(const TopologyRequested& event) const;

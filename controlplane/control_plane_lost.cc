@@ -58,12 +58,31 @@ void ControlPlane::on(Time now, const MemoryLost& event, Notices& notices) {
   for (const BlockId id : lost) {
     if (memory_.exists(id) && memory_.block(id).run != kNoRun) memory_.forget(id);
   }
+  shorten_pins();
   for (const BlockId id : touched) {
     if (memory_.exists(id) && !memory_.used(memory_.block(id))) memory_.drop_invalid(id);
   }
   for (Sequence* sequence : affected) {
     memory_.chain_unused({});  // it has not ended
     replay(*sequence);
+  }
+}
+
+// A pin ends where its context can no longer be found: it keeps no room for what is gone.
+void ControlPlane::shorten_pins() {
+  for (auto& [number, pin] : pins_) {
+    BlockId tail = kNoBlock;
+    int64_t blocks = 0;
+    memory_.cache().for_each_run(pin.tail, [&](const Run& run, int64_t, int64_t end) {
+      if (run.forgotten || tail != kNoBlock) return;
+      tail = run.blocks[static_cast<size_t>(end - 1 - run.first_index)];
+      blocks = end;
+    });
+    if (tail == pin.tail) continue;
+    if (tail != kNoBlock) memory_.pin(tail);
+    memory_.unpin(pin.tail);
+    pin.tail = tail;
+    pin.blocks = blocks;
   }
 }
 

@@ -157,8 +157,10 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
                                       sequence.answered(), sequence.drafted, sequence.accepted,
                                       stored_bytes(sequence), sequence.next.has_value()});
   // What a failed request has computed itself is not trusted; one that is late has not failed.
-  if (reason == FinishReason::kError && !late && sequence.blocks.registered > sequence.hit_blocks)
+  if (reason == FinishReason::kError && !late && sequence.blocks.registered > sequence.hit_blocks) {
     memory_.distrust(memory_.at(sequence.blocks, sequence.hit_blocks));
+    shorten_pins();
+  }
   if (reason == FinishReason::kError && !late && sequence.host_context) distrust_own_copies(sequence);
   if (sequence.running && sequence.use_prefix_cache) {
     // Its next request surely begins with the prompt; the answer may come back changed.

@@ -161,7 +161,7 @@ void ControlPlane::find_strays() {
   for (const BlockId id :
        blocks_where(memory_, [&](const BlockPart& part) { return (part.valid & stay) == 0; })) {
     const Block& block = memory_.block(id);
-    // Forgotten ones are pinned in vain.
+    // Who uses a forgotten one takes its bytes along.
     if (block.run == kNoRun || memory_.forgotten(id)) continue;
     TopologyChange::Stray stray{id, block.serial, block.index, {}};
     for (const BlockPart& part : block.parts) stray.held.push_back(part.holders());

@@ -11,7 +11,6 @@
 namespace weft::daemon {
 namespace {
 
-constexpr int kLostEpochsMax = 2;          // a plan lost with so many epochs is abandoned
 constexpr uint32_t kNoSpan = 0xffffffffu;  // of a SpanMeter: the page copies of a request
 
 // The span that a meter speaks of; copies happen for the span that first reads them. Null: there is none.
@@ -130,7 +129,7 @@ void Engine::dispatch(const std::vector<controlplane::Notice>& notices) {
       log_.info(controlplane::pressure_name(pressure->what), {{"request", number(pressure->request)}});
     } else if (const auto* topology = std::get_if<controlplane::TopologyNotice>(&notice)) {
       if (topology->error.code == ErrorCode::kOk) {
-        epoch_.reset();
+        flights_.stop();
         book_.set_places(rank_count_of(topology->ranks));
       }
       listener_.topology(*topology);
@@ -141,22 +140,23 @@ void Engine::dispatch(const std::vector<controlplane::Notice>& notices) {
 // ---- plans
 
 void Engine::plan_ahead() {
-  if (!epoch_) return;
+  if (!flights_.active()) return;
   while (auto plan = plane_.next_plan(loop_.now())) {
     for (const controlplane::TableWrite& write : plan->table_writes) apply(write);
     for (const controlplane::HostTableWrite& write : plan->host_writes) apply(write);
     plan->table_writes.clear();
     plan->host_writes.clear();
-    InFlight flight;
-    flight.allowance = step_allowance(*plan, hang_deadline_);
-    flight.bytes = plan_bytes(*plan, longest_wait(flight.allowance));
-    flight.plan = std::move(*plan);
-    book_.planned(flight.plan, loop_.now());
-    if (auto written = recorder_.write(flight.bytes); !written) {
+    Parcel parcel;
+    parcel.allowance = step_allowance(*plan, hang_deadline_);
+    parcel.bytes = plan_bytes(*plan, longest_wait(parcel.allowance));
+    parcel.plan = std::move(*plan);
+    book_.planned(parcel.plan, loop_.now());
+    if (auto written = recorder_.write(parcel.bytes); !written) {
       log_.error("recording_stopped", {{"reason", written.error().text()}});
     }
-    in_flight_.push_back(std::move(flight));
-    publish(in_flight_.back());
+    const StepId step = parcel.plan.step;
+    const RankMask ranks = parcel.plan.ranks;
+    publish(flights_.add(step, ranks, std::move(parcel)).parcel);
   }
 }
 
@@ -170,33 +170,23 @@ void Engine::apply(const controlplane::HostTableWrite& write) {
   if (write.new_table) control_.write_hot_pages(write.table, write.hot_pages);
 }
 
-void Engine::publish(InFlight& flight) {
-  flight.published = loop_.now();
-  control_.publish_plan(*epoch_, std::as_bytes(std::span(flight.bytes.data(), flight.bytes.size())));
+void Engine::publish(Parcel& parcel) {
+  parcel.published = loop_.now();
+  control_.publish_plan(epoch_, std::as_bytes(std::span(parcel.bytes.data(), parcel.bytes.size())));
 }
 
 void Engine::epoch_began(Epoch epoch) {
   collect();  // what an earlier epoch still left counts
-  while (!in_flight_.empty() && in_flight_.front().lost_epochs >= kLostEpochsMax) {
-    log_.error("plans_abandoned", {{"step", number(in_flight_.front().plan.step)},
-                                   {"plans", static_cast<uint64_t>(in_flight_.size())}});
-    in_flight_.clear();
+  epoch_ = epoch;
+  const uint64_t first = flights_.empty() ? 0 : number(flights_.front().step);
+  if (const size_t abandoned = flights_.epoch_begins(); abandoned > 0) {
+    log_.error("plans_abandoned", {{"step", first}, {"plans", static_cast<uint64_t>(abandoned)}});
     post(controlplane::PlansAbandoned{});
   }
-  epoch_ = epoch;
-  for (InFlight& flight : in_flight_) {
-    for (auto& result : flight.results) {
-      // Every rank has to report again: a rank whose old report stood could still be writing in its repeat.
-      if (result) {
-        for (const wire::SampledToken& sample : result->samples()) {
-          if (!sample.not_finite()) flight.drawn.emplace_back(sample.sample_index(), sample.token());
-        }
-      }
-      result.reset();
-    }
+  for (Flight& flight : flights_) {
     ++metrics_.repeated_plans;
-    log_.info("plan_repeated", {{"step", number(flight.plan.step)}, {"epoch", number(epoch)}});
-    publish(flight);
+    log_.info("plan_repeated", {{"step", number(flight.step)}, {"epoch", number(epoch)}});
+    publish(flight.parcel);
   }
   schedule_turn();
 }
@@ -204,10 +194,10 @@ void Engine::epoch_began(Epoch epoch) {
 Duration Engine::epoch_lost() {
   // A worker may stand in any plan in flight, and sees the abort at its next exchange point.
   Duration longest = hang_deadline_;
-  for (const InFlight& flight : in_flight_) longest = std::max(longest, flight.allowance);
-  epoch_.reset();
+  for (const Flight& flight : flights_) longest = std::max(longest, flight.parcel.allowance);
+  flights_.stop();
   collect();
-  if (!in_flight_.empty()) ++in_flight_.front().lost_epochs;
+  flights_.epoch_lost();
   return longest;
 }
 
@@ -216,19 +206,11 @@ void Engine::memory_lost(int rank) {
 }
 
 void Engine::post_without_plans(controlplane::Event event) {
-  CHECK(!epoch_.has_value(), "workers run them");
-  in_flight_.clear();
+  flights_.withdraw();
   post(std::move(event));
 }
 
 // ---- results
-
-bool Engine::InFlight::done() const {
-  for (RankMask left = plan.ranks; left != 0; left &= left - 1) {
-    if (!results[static_cast<size_t>(lowest_rank(left))]) return false;
-  }
-  return true;
-}
 
 void Engine::collect() {
   for (int rank = 0; rank < ranks(); ++rank) {
@@ -247,60 +229,43 @@ bool Engine::accept(int rank, const std::vector<std::byte>& bytes) {
   wire::StepResult result;
   if (bytes.empty() || !result.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return false;
   if (result.rank() != static_cast<uint32_t>(rank)) return false;
-  const auto flight = std::find_if(in_flight_.begin(), in_flight_.end(), [&](const InFlight& candidate) {
-    return number(candidate.plan.step) == result.step();
-  });
-  if (flight == in_flight_.end()) return true;  // of an abandoned plan, or late after all ranks had reported
-  const auto spans = static_cast<uint32_t>(flight->plan.spans.size());
+  Flight* flight = flights_.find(StepId{result.step()});
+  if (flight == nullptr) return true;  // of an abandoned plan, or late after all ranks had reported
+  const controlplane::Plan& plan = flight->parcel.plan;
+  std::vector<controlplane::Sample> samples;
   for (const wire::SampledToken& sample : result.samples()) {
-    if (sample.span() >= spans) return false;
+    if (sample.span() >= plan.spans.size()) return false;
+    samples.push_back(
+        {plan.spans[sample.span()].request, sample.sample_index(), sample.token(), sample.not_finite()});
   }
   for (const wire::SpanMeter& meter : result.meters()) {
-    const bool known = span_of(flight->plan, meter) != nullptr || is_of_nobody(meter) ||
-                       (meter.span() == kNoSpan && copies_for(flight->plan, meter));
+    const bool known = span_of(plan, meter) != nullptr || is_of_nobody(meter) ||
+                       (meter.span() == kNoSpan && copies_for(plan, meter));
     if (!known || meter.crossed_size() > kv::kCrossKinds) return false;
   }
-  compare_with_earlier_attempts(*flight, result);
-  flight->results[static_cast<size_t>(rank)] = std::move(result);
+  const uint64_t step = result.step();
+  for (const auto& [before, now] : flights_.take(*flight, rank, std::move(result), std::move(samples))) {
+    ++metrics_.token_mismatches;
+    log_.error("repeat_differs",
+               {{"step", step}, {"sample", now.sample_index}, {"before", before.token}, {"now", now.token}});
+  }
   return true;
 }
 
-void Engine::compare_with_earlier_attempts(const InFlight& flight, const wire::StepResult& result) {
-  for (const wire::SampledToken& sample : result.samples()) {
-    for (const auto& [index, token] : flight.drawn) {
-      if (index != sample.sample_index() || token == sample.token()) continue;
-      ++metrics_.token_mismatches;
-      log_.error("repeat_differs", {{"step", result.step()},
-                                    {"sample", sample.sample_index()},
-                                    {"before", token},
-                                    {"now", sample.token()}});
-    }
-  }
-}
-
 void Engine::finish_done_steps() {
-  while (!in_flight_.empty() && in_flight_.front().done()) {
-    InFlight flight = std::move(in_flight_.front());
-    in_flight_.pop_front();
-    finish_step(flight);
-  }
+  while (const auto flight = flights_.take_done()) finish_step(*flight);
 }
 
-void Engine::finish_step(InFlight& flight) {
+void Engine::finish_step(const Flight& flight) {
   ++metrics_.steps;
   listener_.step_done();
   const Duration gap = meter(flight);
   const Time now = loop_.now();
   // A plan waits in the ring while the one before it runs.
-  book_.step_done(flight.plan, now - std::max(flight.published, std::exchange(last_done_, now)), now, gap);
-  controlplane::for_each_rank(flight.plan.ranks, [&](int rank) {
-    controlplane::StepAcknowledged event{flight.plan.step, rank, {}};
-    for (const wire::SampledToken& sample : flight.results[static_cast<size_t>(rank)]->samples()) {
-      event.samples.push_back({flight.plan.spans[sample.span()].request, sample.sample_index(),
-                               sample.token(), sample.not_finite()});
-    }
-    events_.emplace_back(std::move(event));
-  });
+  const Parcel& parcel = flight.parcel;
+  book_.step_done(parcel.plan, now - std::max(parcel.published, std::exchange(last_done_, now)), now, gap);
+  controlplane::for_each_rank(flight.ranks,
+                              [&](int rank) { events_.emplace_back(flight.acknowledgement(rank)); });
   const auto events = std::exchange(events_, {});
   const auto notices = plane_.handle(now, events);
   // Before the notices: the step's digests belong to requests that its tokens may end.
@@ -310,17 +275,17 @@ void Engine::finish_step(InFlight& flight) {
 }
 
 // Those of rows that hold: a draft's row only if the draft was accepted.
-void Engine::tell_digests(const InFlight& flight, const std::vector<controlplane::Notice>& notices) {
+void Engine::tell_digests(const Flight& flight, const std::vector<controlplane::Notice>& notices) {
   std::map<RequestId, int64_t> first_wrong;  // by request with drafts in the step: the position
-  for (const controlplane::Span& span : flight.plan.spans) {
+  for (const controlplane::Span& span : flight.parcel.plan.spans) {
     if (!span.prefill && span.rows > 1) first_wrong[span.request] = span.start;
   }
   for (const controlplane::Notice& notice : notices) {
     const auto* drafts = std::get_if<controlplane::DraftNotice>(&notice);
     if (drafts != nullptr) first_wrong[drafts->request] = drafts->start + drafts->accepted + 1;
   }
-  controlplane::for_each_rank(flight.plan.ranks, [&](int rank) {
-    for (const wire::Digest& digest : flight.results[static_cast<size_t>(rank)]->digests()) {
+  controlplane::for_each_rank(flight.ranks, [&](int rank) {
+    for (const wire::Digest& digest : flight.report(rank).digests()) {
       const RequestId request{digest.request()};
       const auto position = static_cast<int64_t>(digest.position());
       const auto wrong = first_wrong.find(request);
@@ -331,10 +296,10 @@ void Engine::tell_digests(const InFlight& flight, const std::vector<controlplane
 }
 
 // Returns the gap before the step: the mean of its ranks.
-Duration Engine::meter(const InFlight& flight) {
+Duration Engine::meter(const Flight& flight) {
   uint64_t gaps = 0;
-  controlplane::for_each_rank(flight.plan.ranks, [&](int rank) {
-    const wire::StepResult& result = *flight.results[static_cast<size_t>(rank)];
+  controlplane::for_each_rank(flight.ranks, [&](int rank) {
+    const wire::StepResult& result = flight.report(rank);
     auto& own = metrics_.ranks[static_cast<size_t>(rank)];
     ++own.steps;
     own.compute_ns += result.compute_ns();
@@ -349,7 +314,7 @@ Duration Engine::meter(const InFlight& flight) {
       metrics_.crossed += bytes;
       metrics_.hot_hits += line.hot_hits();
       metrics_.hot_misses += line.hot_misses();
-      if (const controlplane::Span* span = span_of(flight.plan, line)) {
+      if (const controlplane::Span* span = span_of(flight.parcel.plan, line)) {
         book_.crossed(*span, bytes);
         book_.chosen(*span, static_cast<int64_t>(line.hot_hits()), static_cast<int64_t>(line.hot_misses()));
       } else if (!is_of_nobody(line)) {
@@ -357,7 +322,7 @@ Duration Engine::meter(const InFlight& flight) {
       }
     }
   });
-  return Duration(gaps / static_cast<uint64_t>(rank_count_of(flight.plan.ranks)));
+  return Duration(gaps / static_cast<uint64_t>(rank_count_of(flight.ranks)));
 }
 
 // ---- watching
@@ -373,7 +338,7 @@ void Engine::look() {
         state.waiting_for.load(kRelaxed), state.results_written.load(kRelaxed)};
   }
   std::optional<Duration> allowance;
-  if (epoch_ && !in_flight_.empty()) allowance = in_flight_.front().allowance;
+  if (flights_.active() && !flights_.empty()) allowance = flights_.front().parcel.allowance;
   const RankMask hung = watchdog_.look(loop_.now(), std::span(progress.data(), static_cast<size_t>(ranks())),
                                        beating ? beating() : 0, allowance, plane_.limits().active().ranks());
   for (int rank = 0; rank < ranks(); ++rank) {

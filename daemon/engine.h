@@ -1,17 +1,14 @@
 // Runs the control plane against the workers: events in, plans out, results back.
 //
-// Owns the control plane, the plans in flight and the request book. A step is *done* when every rank has
-// reported it in the present epoch; its effects are taken then, in order of steps. When an epoch is lost,
-// results that still arrive count; what is not done when the next epoch begins is published again, the same
-// bytes. A repeat that draws another token than an earlier attempt reported is our bug: logged and counted. A
-// plan that was lost with two epochs is abandoned: the control plane then retries its sequences one at a
-// time.
+// Owns the control plane, the plans in flight (flights.h has the rules about them) and the request book. The
+// effects of a step are taken when it is done, in order of steps. A plan is repeated as the same bytes; a
+// repeat that draws another token than an earlier attempt reported is our bug: logged and counted. Of
+// abandoned plans the control plane retries the sequences one at a time.
 //
 // Callers post events; they are handled in the next turn, never inside of post(). Loop thread only.
 #pragma once
 
 #include <array>
-#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -19,6 +16,7 @@
 
 #include "controlplane/control_plane.h"
 #include "daemon/event_log.h"
+#include "daemon/flights.h"
 #include "daemon/loop.h"
 #include "daemon/plan_recorder.h"
 #include "daemon/request_book.h"
@@ -86,16 +84,14 @@ class Engine {
   PlanRecorder& recorder() { return recorder_; }
 
  private:
-  struct InFlight {
+  struct Parcel {
     controlplane::Plan plan;  // without table writes: they are applied
     std::string bytes;
     Duration allowance{};
     Time published{};
-    int lost_epochs = 0;
-    std::array<std::optional<wire::StepResult>, kMaxRanks> results;
-    std::vector<std::pair<uint32_t, uint32_t>> drawn;  // (sample index, token) of earlier attempts
-    bool done() const;
   };
+  using PlanFlights = Flights<Parcel, wire::StepResult>;
+  using Flight = PlanFlights::Flight;
 
   void schedule_turn();
   void turn();
@@ -103,14 +99,13 @@ class Engine {
   void plan_ahead();
   void apply(const controlplane::TableWrite& write);
   void apply(const controlplane::HostTableWrite& write);
-  void publish(InFlight& flight);
+  void publish(Parcel& parcel);
   void collect();
   bool accept(int rank, const std::vector<std::byte>& bytes);
-  void compare_with_earlier_attempts(const InFlight& flight, const wire::StepResult& result);
   void finish_done_steps();
-  void finish_step(InFlight& flight);
-  void tell_digests(const InFlight& flight, const std::vector<controlplane::Notice>& notices);
-  Duration meter(const InFlight& flight);
+  void finish_step(const Flight& flight);
+  void tell_digests(const Flight& flight, const std::vector<controlplane::Notice>& notices);
+  Duration meter(const Flight& flight);
   void look();
   int ranks() const { return plane_.limits().rank_count; }  // that there may be
 
@@ -125,9 +120,9 @@ class Engine {
   EngineMetrics metrics_;
   PlanRecorder recorder_;
   Watchdog watchdog_;
-  std::optional<Epoch> epoch_;  // empty: no epoch runs
+  Epoch epoch_{};  // the latest
   std::vector<controlplane::Event> events_;
-  std::deque<InFlight> in_flight_;
+  PlanFlights flights_;
   bool turn_scheduled_ = false;
   Time last_done_{};  // when the latest step was done
   Watch results_watch_;

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "controlplane/event.h"
-#include "controlplane/page_counts.h"
 #include "proto/vocab/check.h"
+#include "proto/vocab/ids.h"
 
 namespace weft::daemon {
 
@@ -44,7 +44,7 @@ class Flights {
 
     bool done() const {
       for (RankMask left = ranks; left != 0; left &= left - 1) {
-        if (!reports[static_cast<size_t>(controlplane::lowest_rank(left))]) return false;
+        if (!reports[static_cast<size_t>(lowest_rank(left))]) return false;
       }
       return true;
     }
@@ -97,15 +97,12 @@ class Flights {
   }
 
   // ---- epochs
-  // What had arrived by then has been taken, here and when one begins.
+  // The epoch is over: no plan is made or published before the next one begins.
+  void stop() { active_ = false; }
+  // It was lost. What had arrived by then has been taken after stop(), and is before the next one begins.
   void epoch_lost() {
-    active_ = false;
+    CHECK(!active_, "it is over");
     if (!flights_.empty()) ++flights_.front().lost_epochs;
-  }
-  // No plan is in flight, and none is made before the next epoch.
-  void pause() {
-    CHECK(flights_.empty(), "plans of the present epoch are in flight");
-    active_ = false;
   }
   // All that is left has to be published again. Returns how many plans are abandoned instead.
   size_t epoch_begins() {

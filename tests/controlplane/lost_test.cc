@@ -110,7 +110,7 @@ TEST_F(LostTest, AChangeOfRanksMeanwhileIsRolledBack) {
   h().expect_right(id);
 }
 
-TEST_F(LostTest, WhatWasPinnedInVainKeepsNoRank) {
+TEST_F(LostTest, APinEndsWhereItsContextIsLost) {
   for (const int drained : {0, 1, 2}) {
     make(3, 120);
     const auto striped = wish(kv::DecodeKind::kDcp, 3, kv::IndexKind::kSplit);
@@ -120,6 +120,11 @@ TEST_F(LostTest, WhatWasPinnedInVainKeepsNoRank) {
     ASSERT_EQ(h().pins.at(0).error.code, ErrorCode::kOk);
     lose(1);
     EXPECT_GT(h().plane.counters().lost_blocks, 0);
+    int64_t first = 0;  // block of rank 1; the first request of all has origin 0
+    while (kv::class_owner(kv::residue_class(first, 3), 0, 3) != 1) ++first;
+    ASSERT_EQ(h().plane.pins().size(), 1u);
+    EXPECT_EQ(h().plane.pins()[0].blocks, first);
+    EXPECT_EQ(h().plane.pinned_blocks(), first);
     h().feed(TopologyRequested{1, drained, false});
     h().run_all();
     ASSERT_EQ(h().topologies.size(), 1u);
@@ -128,6 +133,20 @@ TEST_F(LostTest, WhatWasPinnedInVainKeepsNoRank) {
     h().expect_right(id);
     h().feed(UnpinRequested{2, 1});
     EXPECT_EQ(h().plane.pins().size(), 0u);
+  }
+}
+
+// Pinned, its own blocks take all the room there is.
+TEST_F(LostTest, ARequestWhoseOwnContextIsPinnedComesInAgain) {
+  for (const int64_t steps : {1, 9}) {
+    make(1, 12);
+    const RequestId id = h().submit(text(3, 40), 8);
+    for (int64_t i = 0; i < steps; ++i) h().step();
+    if (steps > 1) h().feed(PinRequested{1, id});
+    for (int64_t i = 1; i < steps / 3; ++i) h().step();
+    lose(0);
+    h().run_all();
+    h().expect_right(id);
   }
 }
 

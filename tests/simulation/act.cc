@@ -7,10 +7,10 @@ namespace weft::simulation {
 namespace {
 
 constexpr std::array<const char*, kActKinds> kNames = {
-    "arrive",      "cancel",       "pause",   "resume",  "regroup",    "price",   "pin",       "unpin",
-    "deadline",    "plan",         "publish", "collect", "deliver",    "reorder", "duplicate", "late",
-    "drain",       "join",         "wait",    "work",    "rush",       "load",    "abort",     "reap",
-    "stop-worker", "start-worker", "kill",    "stall",   "spawn-fails"};
+    "arrive",      "cancel",       "pause",   "resume",  "regroup",     "price",      "pin",       "unpin",
+    "deadline",    "plan",         "publish", "collect", "deliver",     "reorder",    "duplicate", "late",
+    "drain",       "join",         "wait",    "work",    "rush",        "load",       "abort",     "reap",
+    "stop-worker", "start-worker", "kill",    "stall",   "spawn-fails", "lose-memory"};
 
 }  // namespace
 

@@ -49,8 +49,9 @@ enum class ActKind : uint8_t {
   kKill,        // a process dies, perhaps in the middle of a phase
   kStall,       // a process does nothing for a while
   kSpawnFails,  // the next process does not start
+  kLoseMemory,  // a process dies, and what lay in its rank's pool is gone
 };
-inline constexpr int kActKinds = 29;
+inline constexpr int kActKinds = 30;
 const char* act_name(ActKind kind);
 
 struct Act {

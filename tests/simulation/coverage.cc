@@ -6,9 +6,9 @@
 namespace weft::simulation {
 namespace {
 
-constexpr std::array<const char*, kFaults> kFaultNames = {"death",   "slow",        "duplicate", "reordered",
-                                                          "late",    "abandonment", "cancel",    "pause",
-                                                          "regroup", "deadline",    "drain"};
+constexpr std::array<const char*, kFaults> kFaultNames = {
+    "death", "slow",    "duplicate", "reordered", "late", "abandonment", "cancel",
+    "pause", "regroup", "deadline",  "drain",     "gone", "memory lost"};
 constexpr std::array<const char*, kPlanStages> kPlanStageNames = {"made",     "published",   "half run",
                                                                   "executed", "all but one", "applied"};
 constexpr std::array<const char*, kRequestStages> kRequestStageNames = {
@@ -48,6 +48,7 @@ constexpr std::array<const char*, kMarks> kMarkNames = {"finished",
                                                         "pinned",
                                                         "pins refused",
                                                         "pins in the way",
+                                                        "pins hit",
                                                         "topology changed",
                                                         "topology moved",
                                                         "topology refused",
@@ -64,22 +65,22 @@ constexpr std::array<const char*, kMarks> kMarkNames = {"finished",
                                                         "load abandoned",
                                                         "thinned",
                                                         "thickened",
-                                                        "preempted"};
+                                                        "preempted",
+                                                        "lost blocks",
+                                                        "replayed rows",
+                                                        "gone moved"};
 constexpr std::array<const char*, daemon::kWorkerEvents> kEventNames = {"exited",  "ready",     "timeout",
                                                                         "want up", "want down", "hung"};
 
 // Without a plan in flight no acknowledgement is a duplicate, none can be overtaken and nothing is abandoned.
-// A plan that all ranks have executed is done when the next epoch begins: it is not abandoned.
 bool possible(Fault fault, PlanStage stage) {
-  switch (stage) {
-    case PlanStage::kApplied:
-      return fault != Fault::kDuplicate && fault != Fault::kReordered && fault != Fault::kAbandonment;
-    case PlanStage::kExecuted:
-    case PlanStage::kAllButOne:
-      return fault != Fault::kAbandonment;
-    default:
-      return true;
-  }
+  return stage != PlanStage::kApplied ||
+         (fault != Fault::kDuplicate && fault != Fault::kReordered && fault != Fault::kAbandonment);
+}
+
+// While ranks change, another change is refused before anybody asks whether its worker is there.
+bool possible(Fault fault, RequestStage stage) {
+  return fault != Fault::kGone || stage != RequestStage::kMoving;
 }
 
 // What a daemon can make happen: it asks only for workers that have no process, and says that they hang only
@@ -187,7 +188,7 @@ std::vector<std::string> missing(const Coverage& coverage) {
         found.push_back(std::string(kFaultNames[f]) + " × plan " + kPlanStageNames[s]);
     }
     for (size_t s = 0; s < kRequestStages; ++s) {
-      if (coverage.requests[f][s] == 0)
+      if (coverage.requests[f][s] == 0 && possible(static_cast<Fault>(f), static_cast<RequestStage>(s)))
         found.push_back(std::string(kFaultNames[f]) + " × request " + kRequestStageNames[s]);
     }
   }

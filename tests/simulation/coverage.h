@@ -24,8 +24,10 @@ enum class Fault : uint8_t {
   kRegroup,
   kDeadline,
   kDrain,  // or the return of a rank
+  kGone,   // the drain of a rank whose worker is not there
+  kMemoryLost,
 };
-inline constexpr int kFaults = 11;
+inline constexpr int kFaults = 13;
 
 // Of a plan. kApplied: none is in flight.
 enum class PlanStage : uint8_t { kMade, kPublished, kHalfExecuted, kExecuted, kAllButOne, kApplied };
@@ -80,6 +82,7 @@ enum class Mark : uint8_t {
   kPinned,
   kPinsRefused,
   kPinsInTheWay,  // of a request that waited
+  kPinsHit,       // by a request that came in
   kTopologyChanged,
   kTopologyMoved,  // bytes
   kTopologyRefused,
@@ -97,8 +100,11 @@ enum class Mark : uint8_t {
   kThinned,
   kThickened,
   kPreempted,
+  kLostBlocks,
+  kReplayedRows,
+  kGoneMoved,  // a rank whose worker was not there has left
 };
-inline constexpr int kMarks = 52;
+inline constexpr int kMarks = 56;
 
 struct Coverage {
   std::array<int64_t, kActKinds> acts{};

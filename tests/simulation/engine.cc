@@ -6,7 +6,6 @@
 namespace weft::simulation {
 namespace {
 
-constexpr int kLostEpochsMax = 2;
 constexpr size_t kOldKept = 50;
 
 }  // namespace
@@ -15,48 +14,65 @@ constexpr size_t kOldKept = 50;
 
 void Engine::epoch_began() {
   collect_all();  // what an earlier epoch still left counts
-  epoch_active_ = true;
   ++core_.coverage.mark(Mark::kEpochs);
-  if (!flights_.empty() && flights_.front().lost_epochs >= kLostEpochsMax) abandon();
+  const std::vector<std::shared_ptr<const Plan>> before = plans();
+  const bool abandoned = flights_.epoch_begins() > 0;
   core_.workers.begin_epoch();
-  for (Flight& flight : flights_) {
-    for (auto& result : flight.results) {
-      if (result) {
-        for (const Sample& sample : result->samples) flight.drawn[sample.sample_index] = sample;
-      }
-      result.reset();
-    }
-    if (flight.published) ++core_.coverage.mark(Mark::kRepeatedPlans);
-    flight.published = true;
-    core_.workers.publish(flight.plan);
+  if (abandoned) return abandon(before);
+  for (Flights::Flight& flight : flights_) {
+    if (flight.parcel.published) ++core_.coverage.mark(Mark::kRepeatedPlans);
+    flight.parcel.published = true;
+    core_.workers.publish(flight.parcel.plan);
   }
 }
 
 void Engine::epoch_lost() {
-  epoch_active_ = false;
+  flights_.stop();
   collect_all();
-  if (!flights_.empty()) ++flights_.front().lost_epochs;
+  flights_.epoch_lost();
 }
 
-void Engine::abandon() {
-  // The daemon tells of a step at once when it is done; only then can it abandon those behind it.
-  while (!pending_.empty()) tell(pending_.front(), 0);
-  core_.coverage.mark(Mark::kAbandoned) += std::ssize(flights_);
-  if (flights_.size() == 1 && flights_.front().plan->spans.size() == 1) {
+std::vector<std::shared_ptr<const Plan>> Engine::plans() const {
+  std::vector<std::shared_ptr<const Plan>> out;
+  for (const Flights::Flight& flight : flights_) out.push_back(flight.parcel.plan);
+  return out;
+}
+
+void Engine::abandon(const std::vector<std::shared_ptr<const Plan>>& plans) {
+  tell_all();
+  core_.coverage.mark(Mark::kAbandoned) += std::ssize(plans);
+  if (plans.size() == 1 && plans[0]->spans.size() == 1) {
     auto& live = core_.ledger.live();
-    const auto found = live.find(flights_.front().plan->spans[0].request);
+    const auto found = live.find(plans[0]->spans[0].request);
     if (found != live.end()) found->second.abandoned_alone = true;
   }
-  flights_.clear();
   core_.feed(PlansAbandoned{});
-  host_checks_.abandoned();
+  forget_plans();
+}
+
+void Engine::feed_without_plans(const controlplane::Event& event) {
+  tell_all();
+  flights_.withdraw();
+  // A change of ranks may have made a plan that nobody has asked for yet; its number is used up.
+  steps_ = static_cast<uint64_t>(core_.plane.counters().plans);
+  core_.feed(event);
+  forget_plans();
+}
+
+// The daemon tells of a step at once when it is done; only then can it give up those behind it.
+void Engine::tell_all() {
+  while (!pending_.empty()) tell(pending_.front(), 0);
+}
+
+void Engine::forget_plans() {
+  host_checks_.given_up();
   core_.unapplied.clear();
 }
 
 // ---- plans
 
 bool Engine::make_plan() {
-  if (!epoch_active_) return false;
+  if (!epoch_active()) return false;
   checks_.before();
   core_.touched = true;
   auto made = core_.plane.next_plan(core_.now);
@@ -74,17 +90,17 @@ bool Engine::make_plan() {
   checks_.check(*plan);
   host_checks_.check(*plan);
   core_.unapplied.push_back(plan);
-  flights_.push_back({std::move(plan), false, 0, {}, {}});
+  flights_.add(plan->step, plan->ranks, {plan, false});
   ++core_.coverage.plans_made;
   return true;
 }
 
 bool Engine::publish() {
   const auto next =
-      std::find_if(flights_.begin(), flights_.end(), [](const Flight& f) { return !f.published; });
-  if (!epoch_active_ || next == flights_.end()) return false;
-  next->published = true;
-  core_.workers.publish(next->plan);
+      std::find_if(flights_.begin(), flights_.end(), [](const auto& one) { return !one.parcel.published; });
+  if (!epoch_active() || next == flights_.end()) return false;
+  next->parcel.published = true;
+  core_.workers.publish(next->parcel.plan);
   return true;
 }
 
@@ -94,13 +110,13 @@ std::vector<Engine::Standing> Engine::standing() const {
     const bool all_but_one = pending.left.size() == 1 && rank_count_of(pending.plan->ranks) > 1;
     out.push_back({pending.plan.get(), all_but_one ? PlanStage::kAllButOne : PlanStage::kExecuted});
   }
-  for (const Flight& flight : flights_) {
-    const Workers::Progress progress = core_.workers.progress(flight.plan->step);
+  for (const Flights::Flight& flight : flights_) {
+    const Workers::Progress progress = core_.workers.progress(flight.step);
     PlanStage stage = PlanStage::kMade;
-    if (flight.published) stage = PlanStage::kPublished;
+    if (flight.parcel.published) stage = PlanStage::kPublished;
     if (progress.begun != 0) stage = PlanStage::kHalfExecuted;
-    if (progress.finished == flight.plan->ranks) stage = PlanStage::kExecuted;
-    out.push_back({flight.plan.get(), stage});
+    if (progress.finished == flight.ranks) stage = PlanStage::kExecuted;
+    out.push_back({flight.parcel.plan.get(), stage});
   }
   return out;
 }
@@ -128,38 +144,19 @@ void Engine::collect_all() {
 }
 
 void Engine::take(StepOutcome outcome) {
-  const auto flight = std::find_if(flights_.begin(), flights_.end(),
-                                   [&](const Flight& one) { return one.plan->step == outcome.step; });
-  if (flight == flights_.end()) return;  // of an abandoned plan
-  compare(*flight, outcome);
-  flight->results[static_cast<size_t>(outcome.rank)] = std::move(outcome);
-}
-
-void Engine::compare(Flight& flight, const StepOutcome& outcome) const {
-  for (const Sample& sample : outcome.samples) {
-    const auto before = flight.drawn.find(sample.sample_index);
-    core_.verdict.expect(Checker::kTokens,
-                         before == flight.drawn.end() || (before->second.token == sample.token &&
-                                                          before->second.not_finite == sample.not_finite),
-                         "a repeat of step ", number(outcome.step), " draws another token");
-  }
+  Flights::Flight* flight = flights_.find(outcome.step);
+  if (flight == nullptr) return;
+  const auto differ = flights_.take(*flight, outcome.rank, {}, std::move(outcome.samples));
+  core_.verdict.expect(Checker::kTokens, differ.empty(), "a repeat of step ", number(outcome.step),
+                       " draws another token");
 }
 
 void Engine::finish_done() {
-  const auto done_by_all = [](const Flight& flight) {
-    RankMask left = flight.plan->ranks;
-    while (left != 0 && flight.results[static_cast<size_t>(lowest_rank(left))]) left &= left - 1;
-    return left == 0;
-  };
-  while (!flights_.empty() && done_by_all(flights_.front())) {
-    Flight& done = flights_.front();
-    Pending pending{done.plan, {}, {}};
-    for_each_rank(done.plan->ranks, [&](int rank) {
-      pending.left.push_back({done.plan->step, rank, done.results[static_cast<size_t>(rank)]->samples});
-    });
+  while (const auto done = flights_.take_done()) {
+    Pending pending{done->parcel.plan, {}, {}};
+    for_each_rank(done->ranks, [&](int rank) { pending.left.push_back(done->acknowledgement(rank)); });
     ++done_steps_;
     pending_.push_back(std::move(pending));
-    flights_.pop_front();
   }
 }
 

@@ -1,19 +1,15 @@
 // What the daemon does between control plane and workers: plans in flight, their results, repeats.
 //
-// The rules are those of daemon/engine.h: a step is done when every rank has reported it in the present
-// epoch; what is not done when the next epoch begins is published again, and every rank has to report again;
-// a plan lost with two epochs is abandoned, with all behind it. Acknowledgements of done steps then reach the
-// control plane one by one, in any order, some of them twice or late; the daemon's own loop hands them over
-// at once.
+// The rules are the daemon's (daemon/flights.h). Acknowledgements of done steps reach the control plane one
+// by one, in any order, some of them twice or late; the daemon's own loop hands them over at once.
 #pragma once
 
-#include <array>
 #include <deque>
-#include <map>
 #include <memory>
-#include <optional>
+#include <variant>
 #include <vector>
 
+#include "daemon/flights.h"
 #include "tests/simulation/core.h"
 #include "tests/simulation/host_checks.h"
 #include "tests/simulation/plan_checks.h"
@@ -26,7 +22,9 @@ class Engine {
 
   void epoch_began();
   void epoch_lost();
-  bool epoch_active() const { return epoch_active_; }
+  bool epoch_active() const { return flights_.active(); }
+  // While no epoch runs: plans in flight will not be run any more, and then this happens.
+  void feed_without_plans(const controlplane::Event& event);
   int64_t done_steps() const { return done_steps_; }
 
   // ---- acts; false: there was nothing to do
@@ -47,13 +45,11 @@ class Engine {
   std::vector<Standing> standing() const;
 
  private:
-  struct Flight {
+  struct Parcel {
     std::shared_ptr<const Plan> plan;
     bool published = false;
-    int lost_epochs = 0;
-    std::array<std::optional<StepOutcome>, kMaxRanks> results;
-    std::map<uint32_t, Sample> drawn;  // of earlier attempts, by cell
   };
+  using Flights = daemon::Flights<Parcel, std::monostate>;
   // Done, but the control plane has not heard of all of it.
   struct Pending {
     std::shared_ptr<const Plan> plan;
@@ -62,18 +58,19 @@ class Engine {
 
   void collect_all();
   void take(StepOutcome outcome);
-  void compare(Flight& flight, const StepOutcome& outcome) const;
   void finish_done();
   void tell(Pending& pending, size_t which);
-  void abandon();
+  void tell_all();
+  std::vector<std::shared_ptr<const Plan>> plans() const;
+  void abandon(const std::vector<std::shared_ptr<const Plan>>& plans);
+  void forget_plans();
 
   Core& core_;
   PlanChecks checks_;
   HostChecks host_checks_;
-  bool epoch_active_ = false;
   uint64_t steps_ = 0;
   int64_t done_steps_ = 0;
-  std::deque<Flight> flights_;
+  Flights flights_;
   std::deque<Pending> pending_;
   std::vector<StepAcknowledged> old_;  // some that have been told, of any age
 };

@@ -128,6 +128,7 @@ void Fleet::begin_epoch_if_all_wait() {
   }
   for_each_rank(topology_, [&](int rank) { at(rank).state = State::kRunning; });
   abort_deadline_.reset();
+  ever_ready_ = true;
   engine_.epoch_began();
 }
 
@@ -189,7 +190,14 @@ bool Fleet::reap(int rank) {
   own.state = State::kGone;
   own.dead = own.killed = false;
   own.stalled_until = own.stalled_since = std::nullopt;
-  if (takes_part(rank)) lose_epoch();
+  const bool memory_lost = std::exchange(own.memory_lost, false);
+  if (takes_part(rank) || memory_lost) lose_epoch();
+  if (memory_lost && ever_ready_) {
+    ++memories_lost_;
+    core_.workers.lose(rank);
+    engine_.feed_without_plans(MemoryLost{rank});
+    core_.ledger.memory_lost();
+  }
   own.supervisor.record_exit(core_.now, "ended");
   apply(rank, WorkerEvent::kExited);
   begin_epoch_if_all_wait();
@@ -211,6 +219,12 @@ bool Fleet::stall(int rank, Duration duration) {
   if (!own.acts()) return false;
   own.stalled_since = core_.now;
   own.stalled_until = core_.now + duration;
+  return true;
+}
+
+bool Fleet::lose_memory(int rank, int64_t writes) {
+  if (!kill(rank, writes)) return false;
+  at(rank).memory_lost = true;
   return true;
 }
 

@@ -28,10 +28,16 @@ class Fleet {
   void pass_time();  // deadlines that are over
   bool stopped() const;
   bool all_run() const { return engine_.epoch_active(); }
+  int64_t memories_lost() const { return memories_lost_; }
 
   // These ranks take part in the next epoch; the present one ends.
   void set_topology(RankMask ranks);
   RankMask topology() const { return topology_; }
+  // Its process is there, and neither dead for the daemon nor about to be ready.
+  bool is_there(int rank) const {
+    const State state = ranks_[static_cast<size_t>(rank)].state;
+    return state == State::kWaiting || state == State::kAborting;
+  }
   bool waits(int rank) const {
     const Rank& own = ranks_[static_cast<size_t>(rank)];
     return own.state == State::kWaiting && own.wanted;
@@ -48,6 +54,7 @@ class Fleet {
   bool kill(int rank, int64_t writes);  // it dies in its next phase, after so many writes
   bool stall(int rank, Duration duration);
   bool fail_next_spawn(int rank);
+  bool lose_memory(int rank, int64_t writes);  // it dies so, and its rank's pool with it
 
   void check() const;
 
@@ -58,6 +65,7 @@ class Fleet {
     State state = State::kGone;
     bool dead = false;    // not reaped
     bool killed = false;  // told to die
+    bool memory_lost = false;
     bool asked_to_stop = false;
     bool spawn_fails = false;
     bool wanted = true;
@@ -83,6 +91,8 @@ class Fleet {
   RankMask topology_ = 0;
   int64_t seen_steps_ = 0;  // done
   bool stopping_ = false;
+  bool ever_ready_ = false;
+  int64_t memories_lost_ = 0;
 };
 
 }  // namespace weft::simulation

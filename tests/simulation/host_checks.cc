@@ -139,7 +139,7 @@ void HostChecks::done(const Plan& plan) {
   for (const HostCopy& spill : plan.spills) host(spill) = Copy::kThere;
 }
 
-void HostChecks::abandoned() {
+void HostChecks::given_up() {
   for (const auto& plan : core_.unapplied) {
     for (const HostCopy& spill : plan->spills) host(spill) = Copy::kNone;
     core_.coverage.mark(Mark::kSpillAbandoned) += std::ssize(plan->spills);

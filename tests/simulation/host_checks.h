@@ -20,7 +20,7 @@ class HostChecks {
 
   void check(const Plan& plan);  // its tables are written; not among core.unapplied yet
   void done(const Plan& plan);
-  void abandoned();  // all that are unapplied
+  void given_up();  // all that are unapplied
 
  private:
   enum class Copy : uint8_t { kNone, kSpilling, kThere };

@@ -134,9 +134,11 @@ void Ledger::on(const TopologyNotice& notice) {
                     change.moved, " bytes and told ", notice.bytes_moved);
     topology_ = notice.ranks;
     ++sums_.topology_changes;
+    count(Mark::kGoneMoved, change.gone);
     count(Mark::kTopologyChanged);
     return count(Mark::kTopologyMoved, change.moved > 0);
   }
+  if (change.gone) topology_ = change.before;
   const ErrorCode code = notice.error.code;
   verdict_.expect(Checker::kNotices,
                   code == ErrorCode::kNotFound || code == ErrorCode::kFailedPrecondition ||
@@ -197,10 +199,12 @@ void Ledger::check_error(const FinishedNotice& notice, const Live& live, const T
   switch (notice.error.code) {
     case ErrorCode::kNumerical:
       expect(truth.reason == FinishReason::kError);
+      failures_.push_back(notice);
       count(Mark::kNumerical);
       break;
     case ErrorCode::kInternal:
       expect(live.abandoned_alone);
+      failures_.push_back(notice);
       count(Mark::kInternal);
       break;
     case ErrorCode::kDeadlineExceeded:

@@ -48,8 +48,8 @@ class Ledger {
   // What the control plane's counters of the same names must be.
   const Counters& sums() const { return sums_; }
   // A change of the topology is asked for; its notice says how it ended.
-  void topology_requested(uint64_t command, RankMask before, RankMask after) {
-    change_ = Change{command, before, after, 0};
+  void topology_requested(uint64_t command, RankMask before, RankMask after, bool gone) {
+    change_ = Change{command, before, after, gone, 0};
     changed_ever_ = true;
   }
   // Another one, while one goes on: it must be refused.
@@ -60,9 +60,15 @@ class Ledger {
     sums_.loaded_bytes += loaded;
   }
   bool changing() const { return change_.has_value(); }
-  // The ranks of the latest change, once.
+  // Some requests may read their prompts again.
+  void memory_lost() {
+    for (auto& [id, live] : live_) live.prefilled = 0;
+  }
+  // The ranks that are to take part now, once.
   std::optional<RankMask> take_topology() { return std::exchange(topology_, std::nullopt); }
   int64_t pins() const { return std::ssize(pinned_); }
+  // Requests that failed since this was asked: what they computed is not trusted.
+  std::vector<FinishedNotice> take_failures() { return std::exchange(failures_, {}); }
 
  private:
   void on(const TokenNotice& notice);
@@ -90,6 +96,7 @@ class Ledger {
   struct Change {
     uint64_t command = 0;
     RankMask before = 0, after = 0;
+    bool gone = false;  // the workers of `before` are not all there
     int64_t moved = 0;
   };
   std::optional<Change> change_;
@@ -97,6 +104,7 @@ class Ledger {
   std::optional<RankMask> topology_;
   bool changed_ever_ = false;
   std::set<uint64_t> pinned_;
+  std::vector<FinishedNotice> failures_;
 };
 
 }  // namespace weft::simulation

@@ -22,6 +22,7 @@ enum class Wrapped {
   kHostLockStays,
   kHostUnlockLost,
   kThereTooEarly,
+  kFindsNothing,
   kSpillMiscounted,
   kLoadMiscounted,
   kNoDeadline,
@@ -44,6 +45,7 @@ namespace daemon_ = weft::daemon;
 #define HOST_ARRIVED _ZN4weft12controlplane8HostPool7arrivedERKNS0_10HostCopyIdE
 #define HOST_UNLOCK _ZN4weft12controlplane8HostPool6unlockERKNS_2kv9BlockHashENS_6StepIdE
 #define HOST_COUNTS _ZNK4weft12controlplane8HostPool6countsENS_2kv6StreamE
+#define FIND _ZNK4weft12controlplane11PrefixCache4findERKNS0_10SharedListINS_2kv9BlockHashEEEl
 #define COUNTERS _ZNK4weft12controlplane12ControlPlane8countersEv
 #define NEXT_DEADLINE _ZNK4weft12controlplane12ControlPlane13next_deadlineEv
 #define SUPERVISE _ZN4weft6daemon10Supervisor6handleENS0_11WorkerEventENS_4TimeE
@@ -107,6 +109,14 @@ controlplane::HostCounts WRAP(HOST_COUNTS)(const controlplane::HostPool* pool, w
     ++counts.used;
   }
   return counts;
+}
+
+controlplane::PrefixCache::Match REAL(FIND)(const controlplane::PrefixCache*,
+                                            const controlplane::Identities& identities, int64_t likely);
+controlplane::PrefixCache::Match WRAP(FIND)(const controlplane::PrefixCache* cache,
+                                            const controlplane::Identities& identities, int64_t likely) {
+  if (wrapped == Wrapped::kFindsNothing) return {};
+  return REAL(FIND)(cache, identities, likely);
 }
 
 controlplane::Counters REAL(COUNTERS)(const controlplane::ControlPlane*);
@@ -210,6 +220,7 @@ const std::vector<Plant>& plants() {
            world.core().workers.lose_load = [](const HostCopy&) { return true; };
          };
        }},
+      {"PinnedNotFound", Checker::kPins, false, [](Conditions& c) { wrap(c, Wrapped::kFindsNothing); }},
       {"SpillMiscounted", Checker::kCounters, false,
        [](Conditions& c) { wrap(c, Wrapped::kSpillMiscounted); }},
       {"LoadMiscounted", Checker::kCounters, false, [](Conditions& c) { wrap(c, Wrapped::kLoadMiscounted); }},

@@ -259,6 +259,7 @@ const Workers::Page* Workers::RankRun::readable_page(const Span& span, size_t s,
 
 void Workers::RankRun::check_slot(const Span& span, int64_t position, int part, int layer,
                                   const Slot& slot) const {
+  if (w.lost_) return;
   const Stored& found = slot[static_cast<size_t>(layer)];
   const hash::Entry& wanted = w.truths_.at(span.request).entry(position, part, layer);
   ++w.slots_read_;

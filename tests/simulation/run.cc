@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kFailed = 3;              // exit status of a run in which a checker found something
 constexpr unsigned kHangSeconds = 120;  // of one run; it then ends by SIGALRM
+constexpr timespec kProgressInterval = {0, 200'000'000};
 
 // Memory that a process shares with its children.
 template <typename T>
@@ -34,6 +35,24 @@ class Shared {
 
  private:
   T* value_;
+};
+
+// The ends of children, from when this exists.
+class ChildSignals {
+ public:
+  ChildSignals() {
+    ::sigemptyset(&child_);
+    ::sigaddset(&child_, SIGCHLD);
+    CHECK(::sigprocmask(SIG_BLOCK, &child_, &before_) == 0);
+  }
+  ~ChildSignals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  ChildSignals(const ChildSignals&) = delete;
+  ChildSignals& operator=(const ChildSignals&) = delete;
+  // Until one more has ended, or for this long.
+  void wait(timespec most) const { ::sigtimedwait(&child_, nullptr, &most); }
+
+ private:
+  sigset_t child_{}, before_{};
 };
 
 void tell(std::ostream& out, const World& world, int64_t at, const Act& act) {
@@ -134,6 +153,7 @@ BatchOutcome run_batch(const Batch& batch, const Conditions& conditions,
   };
   std::vector<std::unique_ptr<Shared<Report>>> reports;
   std::vector<pid_t> children;
+  ChildSignals child_signals;
   std::cout.flush();
   for (int job = 0; job < batch.jobs; ++job) {
     Report& report = **reports.emplace_back(std::make_unique<Shared<Report>>());
@@ -163,7 +183,7 @@ BatchOutcome run_batch(const Batch& batch, const Conditions& conditions,
     for (const auto& report : reports) done += (*report)->coverage.seeds;
     if (ended == 0) {
       progress(done);
-      ::usleep(200'000);
+      child_signals.wait(kProgressInterval);
       continue;
     }
     const auto which = std::find(children.begin(), children.end(), ended);

@@ -25,6 +25,7 @@ enum class Checker : uint8_t {
   kBytes,       // every slot that is read holds what the sequence put there; readers hold what they read
   kHost,        // a copy on the host is loaded once it is there; nobody else writes what is spilled or loaded
   kHostBytes,   // what is loaded is the block that the request asked for
+  kPins,        // what is pinned is found
   kTokens,      // tokens equal the oracle's, and an attempt's those of the attempts before it
   kNotices,     // every token once and in order, every request ended once, for a reason that it had
   kCounters,    // what the control plane counts is what it said
@@ -32,12 +33,12 @@ enum class Checker : uint8_t {
   kEpochs,      // an epoch begins with every old process gone or out of its step
   kProgress,    // after faults stop, everything ends
 };
-inline constexpr int kCheckers = 16;
+inline constexpr int kCheckers = 17;
 
 constexpr const char* checker_name(Checker checker) {
   constexpr std::array<const char*, kCheckers> kNames = {
-      "invariants", "pools",      "pages",  "returns", "plan",     "copies",    "stored", "bytes",
-      "host",       "host bytes", "tokens", "notices", "counters", "deadlines", "epochs", "progress"};
+      "invariants", "pools", "pages",  "returns", "plan",     "copies",    "stored", "bytes",   "host",
+      "host bytes", "pins",  "tokens", "notices", "counters", "deadlines", "epochs", "progress"};
   return kNames[static_cast<size_t>(checker)];
 }
 

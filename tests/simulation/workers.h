@@ -47,9 +47,13 @@ class Workers {
   // Applies a plan's table writes; none may touch what a plan of `in_flight` reads.
   void write_tables(const Plan& plan, std::span<const std::shared_ptr<const Plan>> in_flight);
   void publish(std::shared_ptr<const Plan> plan);
-  void begin_epoch() { ring_.clear(); }
-  // Nothing is left of what a rank's pools held.
+  void begin_epoch() {
+    ring_.clear();
+    lost_ = false;
+  }
+  // Nothing is left of what a rank's pools held. Whoever still runs may read that, and is not listened to.
   void lose(int rank) {
+    lost_ = true;
     for (auto& stream : pools_) {
       for (Page& page : stream[static_cast<size_t>(rank)]) page.assign(page.size(), Slot{});
     }
@@ -140,6 +144,7 @@ class Workers {
   std::map<RequestId, Truth> truths_;
   std::deque<Entry> ring_;
   std::array<std::deque<StepOutcome>, kMaxRanks> results_;
+  bool lost_ = false;  // some memory, in this epoch
   int64_t rows_run_ = 0;
   mutable int64_t slots_read_ = 0;
 };

@@ -8,29 +8,30 @@ World::World(const Setup& setup, Verdict verdict, Coverage& coverage, Seams seam
     : core_(setup, verdict, coverage, std::move(seams)),
       engine_(core_),
       fleet_(core_, engine_),
-      traffic_(core_) {
+      traffic_(core_),
+      pins_(core_) {
   fleet_.start();
 }
 
 bool World::apply(const Act& act) {
   Draw draw(act.draw);
   pass(Duration(1 + draw.below(core_.setup.tick.count())));
-  const bool may_abandon = act.kind == ActKind::kLoad || act.kind == ActKind::kAbort;
-  const auto before = may_abandon ? stages() : decltype(stages())();
-  const int64_t abandoned = core_.coverage.mark(Mark::kAbandoned);
+  const bool gives_up =
+      act.kind == ActKind::kLoad || act.kind == ActKind::kAbort || act.kind == ActKind::kReap;
+  const auto before = gives_up ? stages() : decltype(stages())();
+  const int64_t abandoned = core_.coverage.mark(Mark::kAbandoned), lost = fleet_.memories_lost();
   obey();
   const bool did = happen(act, draw);
   obey();
-  if (core_.coverage.mark(Mark::kAbandoned) > abandoned) {
-    constexpr auto kFault = static_cast<size_t>(Fault::kAbandonment);
-    for (const PlanStage stage : before.first) ++core_.coverage.plans[kFault][static_cast<size_t>(stage)];
-    for (const RequestStage stage : before.second)
-      ++core_.coverage.requests[kFault][static_cast<size_t>(stage)];
-  }
+  if (core_.coverage.mark(Mark::kAbandoned) > abandoned) count_fault(Fault::kAbandonment, before);
+  if (fleet_.memories_lost() > lost) count_fault(Fault::kMemoryLost, before);
   core_.coverage.acts[static_cast<size_t>(act.kind)] += did ? 1 : 0;
   core_.coverage.events += did ? 1 : 0;
   if (after_act) after_act(act);
-  if (core_.take_touched() || did) check_all(*this);
+  if (core_.take_touched() || did) {
+    pins_.look();
+    check_all(*this);
+  }
   return did;
 }
 
@@ -134,6 +135,8 @@ bool World::happen(const Act& act, Draw& draw) {
       return true;
     case ActKind::kSpawnFails:
       return fleet_.fail_next_spawn(rank);
+    case ActKind::kLoseMemory:
+      return fleet_.lose_memory(rank, draw.below(50));
   }
   return false;
 }
@@ -162,13 +165,24 @@ bool World::resume(Draw& draw) {
 }
 
 bool World::change_topology(int rank, bool joins) {
-  count_fault(Fault::kDrain);
+  TopologyRequested event{++commands_, rank, joins};
+  const RankMask after = core_.topology ^ mask_of(rank);
+  event.gone = !core_.changing() && !joins && holds(core_.topology, rank) && after != 0 &&
+               !fleet_.all_run() && !fleet_.is_there(rank);
+  count_fault(event.gone ? Fault::kGone : Fault::kDrain);
   if (core_.changing()) {
-    core_.ledger.second_topology_requested(++commands_);
+    core_.ledger.second_topology_requested(commands_);
   } else {
-    core_.ledger.topology_requested(++commands_, core_.topology, core_.topology ^ mask_of(rank));
+    core_.ledger.topology_requested(commands_, core_.topology, after, event.gone);
   }
-  core_.feed(TopologyRequested{commands_, rank, joins});
+  if (!event.gone) {
+    core_.feed(event);
+    return true;
+  }
+  // The others begin without it.
+  engine_.feed_without_plans(event);
+  core_.topology = after;
+  fleet_.set_topology(after);
   return true;
 }
 
@@ -204,19 +218,18 @@ bool World::pass_to_deadline() {
 
 // ---- counting
 
-std::pair<std::vector<PlanStage>, std::vector<RequestStage>> World::stages() const {
-  std::pair<std::vector<PlanStage>, std::vector<RequestStage>> out;
+World::Stages World::stages() const {
+  Stages out;
   for (const auto& one : engine_.standing()) out.first.push_back(one.stage);
   if (out.first.empty()) out.first.push_back(PlanStage::kApplied);
   for (const auto& [id, live] : core_.ledger.live()) out.second.push_back(stage_of(id));
   return out;
 }
 
-void World::count_fault(Fault fault) {
-  const auto [plans, requests] = stages();
-  for (const PlanStage stage : plans)
+void World::count_fault(Fault fault, const Stages& at) {
+  for (const PlanStage stage : at.first)
     ++core_.coverage.plans[static_cast<size_t>(fault)][static_cast<size_t>(stage)];
-  for (const RequestStage stage : requests)
+  for (const RequestStage stage : at.second)
     ++core_.coverage.requests[static_cast<size_t>(fault)][static_cast<size_t>(stage)];
 }
 
@@ -280,6 +293,8 @@ void World::settle() {
                          pool.reserved, " reserved");
   });
   finish_workers(draw);
+  core_.coverage.mark(Mark::kLostBlocks) += core_.plane.counters().lost_blocks;
+  core_.coverage.mark(Mark::kReplayedRows) += core_.plane.counters().replayed_rows;
   core_.coverage.mark(Mark::kHostHits) += core_.plane.counters().host_hit_tokens > 0 ? 1 : 0;
   core_.coverage.mark(Mark::kPasses) += core_.plane.counters().passes;
   core_.coverage.mark(Mark::kEvictions) += core_.plane.counters().evicted_blocks;

@@ -11,6 +11,7 @@
 #include "tests/simulation/core.h"
 #include "tests/simulation/engine.h"
 #include "tests/simulation/fleet.h"
+#include "tests/simulation/pin_book.h"
 #include "tests/simulation/traffic.h"
 
 namespace weft::simulation {
@@ -38,18 +39,21 @@ class World {
   void obey();  // what the control plane said about ranks
   void pass(Duration duration);
   bool pass_to_deadline();
-  // A fault of workers or transport meets every plan in flight and every request.
-  void count_fault(Fault fault);
+  // Of all plans in flight, and of all requests.
+  using Stages = std::pair<std::vector<PlanStage>, std::vector<RequestStage>>;
+  Stages stages() const;
+  // A fault of workers or transport meets them all.
+  void count_fault(Fault fault, const Stages& at);
+  void count_fault(Fault fault) { count_fault(fault, stages()); }
   void count_request_fault(Fault fault, RequestId id);
   RequestStage stage_of(RequestId id) const;
-  // Of all plans in flight, and of all requests.
-  std::pair<std::vector<PlanStage>, std::vector<RequestStage>> stages() const;
   void finish_workers(Draw& draw);
 
   Core core_;
   Engine engine_;
   Fleet fleet_;
   Traffic traffic_;
+  PinBook pins_;
   uint64_t commands_ = 0;  // about pins
 };
 
