@@ -538,6 +538,13 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
       notice.error = fits.error();
       return notice;
     }
+    // It must find room beside them, as it had before; and that is known of the grouping it had.
+    if (sequence.again && !pins_.empty()) {
+      notice.error =
+          error(ErrorCode::kResourceExhausted,
+                "it waits to come in again, and beside pins it keeps its grouping until it has", "request");
+      return notice;
+    }
     notice.after = name(wish, nullptr);
     if (!event.dry_run) {
       sequence.wish = wish;

@@ -66,6 +66,24 @@ TEST_F(LostTest, ASequenceGoesOnFromItsFirstLostBlock) {
   EXPECT_EQ(h().plane.counters().replayed_rows, 41 + 13 - 1 - first * 4);
 }
 
+TEST_F(LostTest, WhoComesInAgainBesidePinsKeepsItsGroupingUntilThen) {
+  make(2, 60);
+  const RequestId pinned = h().submit(text(4, 40), 4, kTpWish);
+  h().run_all();
+  h().feed(PinRequested{1, pinned});
+  const RequestId id = h().submit(text(3, 41), 20, wish(kv::DecodeKind::kDcp, 2, kv::IndexKind::kSplit));
+  for (int i = 0; i < 6; ++i) h().step();
+  lose(1);
+  ASSERT_EQ(h().plane.request(id)->state, RequestState::kWaiting);
+  h().feed(RegroupRequested{1, id, false, true, true, kTpWish});
+  EXPECT_EQ(h().regrouped.at(0).error.code, ErrorCode::kResourceExhausted);
+  h().step();
+  h().feed(RegroupRequested{2, id, false, true, true, kTpWish});
+  EXPECT_EQ(h().regrouped.at(1).error.code, ErrorCode::kOk);
+  h().run_all();
+  h().expect_right(id);
+}
+
 TEST_F(LostTest, APromptThatIsBeingReadGoesOn) {
   Limits limits = small_limits(2, 60);
   limits.max_chunk_rows = 8;
