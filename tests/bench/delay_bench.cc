@@ -14,12 +14,11 @@
 #include <optional>
 #include <thread>
 
-#include "proto/command_line.h"
 #include "proto/endpoints.h"
 #include "proto/vocab/random.h"
 #include "tests/bench/daemon_process.h"
 #include "tests/bench/figures.h"
-#include "tests/bench/guard.h"
+#include "tests/bench/guarded_main.h"
 
 namespace weft::bench {
 namespace {
@@ -182,34 +181,21 @@ Result<bool> run(const Options& options, const std::string& folder) {
 
 int main(int argc, char** argv) {
   using namespace weft;
-  using namespace weft::command_line;
+  using bench::add_number;
   bench::Options options;
   CLI::App app("Sends short requests while a very long prompt is read, and counts the steps that they wait.",
                "delay_bench");
   app.add_flag("--quick", options.quick, "six behind a prompt of 200,000 tokens");
-  const auto number = [&](const char* name, int64_t& value, int64_t low, int64_t high, const char* what) {
-    app.add_option(name, value, what)->type_name("N")->check(between(low, high))->capture_default_str();
+  add_number(app, "--prompt", options.prompt, 10'000, 1 << 20, "tokens of the long prompt");
+  add_number(app, "--shorts", options.shorts, 3, 100'000, "short requests");
+  add_number(app, "--tokens", options.tokens, 1, 1024, "of a short request");
+  add_number(app, "--workers", options.workers, 1, 8, "workers");
+  const auto ready = [&] {
+    if (options.quick) {
+      options.prompt = std::min<int64_t>(options.prompt, 200'000);
+      options.shorts = std::min<int64_t>(options.shorts, 6);
+    }
   };
-  number("--prompt", options.prompt, 10'000, 1 << 20, "tokens of the long prompt");
-  number("--shorts", options.shorts, 3, 100'000, "short requests");
-  number("--tokens", options.tokens, 1, 1024, "of a short request");
-  number("--workers", options.workers, 1, 8, "workers");
-  const auto asked = parse_words(app, {argv + 1, argv + argc});
-  if (!asked) {
-    std::fprintf(stderr, "delay_bench: %s\n", asked.error().text().c_str());
-    return 2;
-  }
-  if (*asked == Asked::kHelp) {
-    std::fputs(help_text(app).c_str(), stdout);
-    return 0;
-  }
-  if (options.quick) {
-    options.prompt = std::min<int64_t>(options.prompt, 200'000);
-    options.shorts = std::min<int64_t>(options.shorts, 6);
-  }
-  return bench::run_guarded("delay_bench", [&](const std::string& folder) {
-    const Result<bool> ran = bench::run(options, folder);
-    if (!ran) std::fprintf(stderr, "delay_bench: %s\n", ran.error().text().c_str());
-    return ran && *ran ? 0 : 1;
-  });
+  return bench::guarded_main(app, argc, argv, ready,
+                             [&](const std::string& folder) { return bench::run(options, folder); });
 }

@@ -22,12 +22,11 @@
 #include <optional>
 #include <thread>
 
-#include "proto/command_line.h"
 #include "proto/endpoints.h"
 #include "proto/vocab/random.h"
 #include "tests/bench/daemon_process.h"
 #include "tests/bench/figures.h"
-#include "tests/bench/guard.h"
+#include "tests/bench/guarded_main.h"
 #include "worker/model/config.h"
 
 namespace weft::bench {
@@ -386,36 +385,23 @@ Result<bool> run(const Options& options, const std::string& folder) {
 
 int main(int argc, char** argv) {
   using namespace weft;
-  using namespace weft::command_line;
+  using bench::add_number;
   bench::Options options;
   CLI::App app("Kills workers of a weftd under load and compares every token.", "kill_bench");
   app.add_flag("--quick", options.quick, "a dozen kills");
   app.add_flag("--spare", options.spare, "weftd keeps a warm spare worker");
-  const auto number = [&](const char* name, int64_t& value, int64_t low, int64_t high, const char* what) {
-    app.add_option(name, value, what)->type_name("N")->check(between(low, high))->capture_default_str();
-  };
-  number("--kills", options.kills, 1, 1'000'000, "kills");
-  number("--streams", options.streams, 1, 64, "streams at once");
-  number("--workers", options.workers, 4, 8, "workers: 4 or 8");
-  number("--gap", options.gap_ms, 1, 60'000, "milliseconds between two kills, on the average");
-  number("--prompt", options.prompt, 1, 1900, "tokens of a prompt at most");
-  number("--kinds", options.kinds, 1, 1000, "different requests");
-  number("--seed", options.seed, 0, int64_t{1} << 40, "of kills and streams");
+  add_number(app, "--kills", options.kills, 1, 1'000'000, "kills");
+  add_number(app, "--streams", options.streams, 1, 64, "streams at once");
+  add_number(app, "--workers", options.workers, 4, 8, "workers: 4 or 8");
+  add_number(app, "--gap", options.gap_ms, 1, 60'000, "milliseconds between two kills, on the average");
+  add_number(app, "--prompt", options.prompt, 1, 1900, "tokens of a prompt at most");
+  add_number(app, "--kinds", options.kinds, 1, 1000, "different requests");
+  add_number(app, "--seed", options.seed, 0, int64_t{1} << 40, "of kills and streams");
   app.add_option("--model", options.model, "folder of a model (default: a hash model made for the run)")
       ->type_name("FOLDER");
-  const auto asked = parse_words(app, {argv + 1, argv + argc});
-  if (!asked) {
-    std::fprintf(stderr, "kill_bench: %s\n", asked.error().text().c_str());
-    return 2;
-  }
-  if (*asked == Asked::kHelp) {
-    std::fputs(help_text(app).c_str(), stdout);
-    return 0;
-  }
-  if (options.quick) options.kills = std::min<int64_t>(options.kills, 12);
-  return bench::run_guarded("kill_bench", [&](const std::string& folder) {
-    const Result<bool> ran = bench::run(options, folder);
-    if (!ran) std::fprintf(stderr, "kill_bench: %s\n", ran.error().text().c_str());
-    return ran && *ran ? 0 : 1;
-  });
+  const auto ready = [&] {
+    if (options.quick) options.kills = std::min<int64_t>(options.kills, 12);
+  };
+  return bench::guarded_main(app, argc, argv, ready,
+                             [&](const std::string& folder) { return bench::run(options, folder); });
 }

@@ -4,8 +4,8 @@
 // dcp(W), its cache striped, and tp, its cache on every worker: the one way copies (W − 1) / W of it to every
 // worker, the other copies nothing. What is measured are the gaps between the tokens of the short ones, as
 // their client sees them: *during* a change, from the command that copies until so many tokens of the long
-// one later, all copies being long made; and *steady*, all others. Both have the long request under both
-// groupings. A gap's extra is what it has above the steady median.
+// one later (`--stay`: at its default all copies are made by then); and *steady*, all others. Both have the
+// long request under both groupings. A gap's extra is what it has above the steady median.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -14,11 +14,10 @@
 #include <optional>
 #include <thread>
 
-#include "proto/command_line.h"
 #include "proto/endpoints.h"
 #include "proto/vocab/random.h"
 #include "tests/bench/daemon_process.h"
-#include "tests/bench/guard.h"
+#include "tests/bench/guarded_main.h"
 
 namespace weft::bench {
 namespace {
@@ -242,40 +241,27 @@ Result<bool> run(const Options& options, const std::string& folder) {
 
 int main(int argc, char** argv) {
   using namespace weft;
-  using namespace weft::command_line;
+  using bench::add_number;
   bench::Options options;
   CLI::App app("Changes the grouping of a long request and watches the tokens of those beside it.",
                "regroup_bench");
   app.add_flag("--quick", options.quick, "four changes of 2,048 tokens");
-  const auto number = [&](const char* name, int64_t& value, int64_t low, int64_t high, const char* what) {
-    app.add_option(name, value, what)->type_name("N")->check(between(low, high))->capture_default_str();
-  };
-  number("--changes", options.changes, 1, 1'000'000, "changes that copy");
-  number("--workers", options.workers, 2, 8, "workers");
-  number("--tokens", options.tokens, 64, 1 << 20, "context of the request that changes");
-  number("--others", options.others, 1, 16, "requests beside it");
-  number("--layers", options.layers, 1, 64, "of the model");
-  number("--width", options.width, 4, 64, "float32 values of an entry in each layer");
-  number("--stay", options.stay, 2, 1000, "tokens between two commands");
+  add_number(app, "--changes", options.changes, 1, 1'000'000, "changes that copy");
+  add_number(app, "--workers", options.workers, 2, 8, "workers");
+  add_number(app, "--tokens", options.tokens, 64, 1 << 20, "context of the request that changes");
+  add_number(app, "--others", options.others, 1, 16, "requests beside it");
+  add_number(app, "--layers", options.layers, 1, 64, "of the model");
+  add_number(app, "--width", options.width, 4, 64, "float32 values of an entry in each layer");
+  add_number(app, "--stay", options.stay, 2, 1000, "tokens between two commands");
   app.add_option("--copy-step", options.copy_step, "what a step may copy for each worker; 0: all")
       ->type_name("SIZE")
       ->capture_default_str();
-  const auto asked = parse_words(app, {argv + 1, argv + argc});
-  if (!asked) {
-    std::fprintf(stderr, "regroup_bench: %s\n", asked.error().text().c_str());
-    return 2;
-  }
-  if (*asked == Asked::kHelp) {
-    std::fputs(help_text(app).c_str(), stdout);
-    return 0;
-  }
-  if (options.quick) {
-    options.changes = std::min<int64_t>(options.changes, 4);
-    options.tokens = std::min<int64_t>(options.tokens, 2048);
-  }
-  return bench::run_guarded("regroup_bench", [&](const std::string& folder) {
-    const Result<bool> ran = bench::run(options, folder);
-    if (!ran) std::fprintf(stderr, "regroup_bench: %s\n", ran.error().text().c_str());
-    return ran && *ran ? 0 : 1;
-  });
+  const auto ready = [&] {
+    if (options.quick) {
+      options.changes = std::min<int64_t>(options.changes, 4);
+      options.tokens = std::min<int64_t>(options.tokens, 2048);
+    }
+  };
+  return bench::guarded_main(app, argc, argv, ready,
+                             [&](const std::string& folder) { return bench::run(options, folder); });
 }

@@ -13,12 +13,11 @@
 #include <numeric>
 #include <optional>
 
-#include "proto/command_line.h"
 #include "proto/vocab/random.h"
 #include "tests/bench/daemon_process.h"
 #include "tests/bench/exchange_measure.h"
 #include "tests/bench/figures.h"
-#include "tests/bench/guard.h"
+#include "tests/bench/guarded_main.h"
 #include "tests/bench/process_state.h"
 
 namespace weft::bench {
@@ -173,30 +172,17 @@ Result<bool> run(const Options& options, const std::string& folder) {
 
 int main(int argc, char** argv) {
   using namespace weft;
-  using namespace weft::command_line;
+  using bench::add_number;
   bench::Options options;
   CLI::App app("Switches requests from prefill to decode and counts what that moves, makes and costs.",
                "switch_bench");
   app.add_flag("--quick", options.quick, "30 pairs");
-  const auto number = [&](const char* name, int64_t& value, int64_t low, int64_t high, const char* what) {
-    app.add_option(name, value, what)->type_name("N")->check(between(low, high))->capture_default_str();
+  add_number(app, "--pairs", options.pairs, 1, 10'000'000, "requests");
+  add_number(app, "--workers", options.workers, 2, 8, "workers");
+  add_number(app, "--prompt", options.prompt, 32, 1024, "tokens of a prompt");
+  const auto ready = [&] {
+    if (options.quick) options.pairs = std::min<int64_t>(options.pairs, 30);
   };
-  number("--pairs", options.pairs, 1, 10'000'000, "requests");
-  number("--workers", options.workers, 2, 8, "workers");
-  number("--prompt", options.prompt, 32, 1024, "tokens of a prompt");
-  const auto asked = parse_words(app, {argv + 1, argv + argc});
-  if (!asked) {
-    std::fprintf(stderr, "switch_bench: %s\n", asked.error().text().c_str());
-    return 2;
-  }
-  if (*asked == Asked::kHelp) {
-    std::fputs(help_text(app).c_str(), stdout);
-    return 0;
-  }
-  if (options.quick) options.pairs = std::min<int64_t>(options.pairs, 30);
-  return bench::run_guarded("switch_bench", [&](const std::string& folder) {
-    const Result<bool> ran = bench::run(options, folder);
-    if (!ran) std::fprintf(stderr, "switch_bench: %s\n", ran.error().text().c_str());
-    return ran && *ran ? 0 : 1;
-  });
+  return bench::guarded_main(app, argc, argv, ready,
+                             [&](const std::string& folder) { return bench::run(options, folder); });
 }

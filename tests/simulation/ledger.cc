@@ -143,7 +143,6 @@ void Ledger::on(const TopologyNotice& notice) {
   verdict_.expect(Checker::kNotices,
                   code == ErrorCode::kNotFound || code == ErrorCode::kFailedPrecondition ||
                       code == ErrorCode::kInvalidArgument ||  // of mechanisms that the new number forbids
-
                       code == ErrorCode::kResourceExhausted || code == ErrorCode::kTooLarge ||
                       code == ErrorCode::kUnavailable,
                   "a change of ranks was refused with ", notice.error.text());
