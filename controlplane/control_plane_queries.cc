@@ -34,6 +34,7 @@ std::optional<RequestSnapshot> ControlPlane::request(RequestId id) const {
   snapshot.placement = sequence->target();
   snapshot.origin = sequence->origin;
   snapshot.host_context = sequence->host_context;
+  snapshot.host_window = sequence->host_window;
   snapshot.host_blocks = sequence->host_blocks_count();
   snapshot.change_waits = sequence->next.has_value();
   snapshot.thinned = sequence->thinned;

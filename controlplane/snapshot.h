@@ -31,6 +31,7 @@ struct RequestSnapshot {
   Placement placement;  // how it runs; meaningless while waiting
   int origin = 0;
   bool host_context = false;  // its context lies on the host
+  int64_t host_window = 0;    // then: blocks whose entries may be on devices at once
   int64_t host_blocks = 0;    // of it, so far
   bool switching = false;     // a regroup waits for the next plan or its acknowledgement
   bool change_waits = false;  // it waits for the next plan

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "controlplane/host_context.h"
 #include "controlplane/placement.h"
 #include "kv/cost.h"
+#include "proto/vocab/units.h"
 
 namespace weft::daemon {
 namespace {
@@ -28,10 +30,12 @@ kv::CostModel cost_model(const controlplane::Limits& limits, const wire::ModelDe
 
 // What the request is, or was, for the arithmetic.
 struct Subject {
+  const controlplane::Limits& limits;
   kv::CostModel model;
   int64_t tokens = 0;
   int origin = 0;
   kv::Topology ranks;
+  int64_t host_window = 0;  // its context lies on the host
 };
 
 // One decode step of it, sampled at rank 0: vocabulary slices differ by a row, so "rows" differs by a few
@@ -58,9 +62,24 @@ bool fill_step(const Subject& subject, const kv::CostSpan& span, Line* to) {
   return !cost.exact;
 }
 
-kv::StoredBytes stored_under(const Subject& subject, const controlplane::Placement& placement) {
-  return kv::stored_bytes(subject.model.geometry, placement.residency, subject.tokens, subject.origin,
-                          subject.ranks.count());
+// [stream][place]; of a context on the host what it has on devices.
+kv::StoredBytes stored_under(const Subject& subject, const kv::Residency& residency) {
+  const kv::CacheGeometry& geometry = subject.model.geometry;
+  if (subject.host_window == 0) {
+    return kv::stored_bytes(geometry, residency, subject.tokens, subject.origin, subject.ranks.count());
+  }
+  const controlplane::PageCounts pages =
+      controlplane::host_context_pages(subject.limits, residency, subject.origin,
+                                       ceil_div(subject.tokens, geometry.block_tokens), subject.host_window);
+  kv::StoredBytes bytes{};
+  controlplane::for_each_pool(subject.ranks.count(), [&](kv::Stream stream, int place) {
+    const int rank = subject.ranks.rank(place);
+    // How wide the window of one that has ended was is not known any more: never wider than the pool.
+    const int64_t most = subject.limits.pool_pages[static_cast<size_t>(rank)][static_cast<size_t>(stream)];
+    bytes[static_cast<size_t>(stream)][static_cast<size_t>(place)] =
+        std::min(pages.at(stream, rank), most) * geometry.page_bytes(stream);
+  });
+  return bytes;
 }
 
 // Measured when it last decoded under such a grouping, dp on whichever rank; 0: it never did.
@@ -85,9 +104,15 @@ Subject subject_of(const RequestRecord& record, const controlplane::ControlPlane
                    const wire::ModelDescription& model) {
   const auto snapshot = plane.request(record.id);
   const bool running = snapshot && snapshot->state != controlplane::RequestState::kWaiting;
-  return {cost_model(plane.limits(), model),
+  const controlplane::Limits& limits = plane.limits();
+  return {limits,
+          cost_model(limits, model),
           running ? snapshot->computed_tokens : record.prompt_tokens + record.completion_tokens,
-          running ? snapshot->origin : 0, plane.limits().active()};
+          running ? snapshot->origin : 0,
+          limits.active(),
+          running               ? snapshot->host_window
+          : record.host_context ? limits.host_window
+                                : 0};
 }
 
 }  // namespace
@@ -117,7 +142,7 @@ void fill_costs(const RequestRecord& record, const controlplane::ControlPlane& p
       // On one rank the index is where the entries are, whatever was asked for.
       line->set_present(running && (one_rank ? snapshot->placement.grouping == placement.grouping
                                              : snapshot->placement == placement));
-      fill_stored(stored_under(subject, placement), subject.ranks.count(), line->mutable_stored());
+      fill_stored(stored_under(subject, placement.residency), subject.ranks.count(), line->mutable_stored());
       for (wire::RankStored& stored : *line->mutable_stored()) {
         stored.set_rank(static_cast<uint32_t>(subject.ranks.rank(static_cast<int>(stored.rank()))));
       }
@@ -145,8 +170,7 @@ void add_line(const Subject& subject, const char* phase, const std::string& name
   line->set_mechanism(name);
   line->set_present(present);
   line->set_at_most(fill_step(subject, span, line));
-  const kv::StoredBytes stored = kv::stored_bytes(subject.model.geometry, span.residency, subject.tokens,
-                                                  subject.origin, subject.ranks.count());
+  const kv::StoredBytes stored = stored_under(subject, span.residency);
   int64_t most = 0;
   for (size_t rank = 0; rank < static_cast<size_t>(subject.ranks.count()); ++rank) {
     most = std::max(most, stored[0][rank] + stored[1][rank]);

@@ -23,6 +23,7 @@
 
 #include "controlplane/control_plane.h"
 #include "proto/vocab/random.h"
+#include "proto/vocab/units.h"
 #include "tests/support/temp_folder.h"
 
 namespace weft {
@@ -176,9 +177,22 @@ Limits eight_ranks(int64_t context) {
   return limits;
 }
 
+// The context and 256 requests beside it are nearly all that the pools hold.
+constexpr int64_t kWaitingTokens = 450'000;
+
+Limits crowded(int64_t context) {
+  Limits limits = eight_ranks(context);
+  const int64_t blocks = ceil_div(context / kBlockTokens, kRanks) + kRequests * 4;
+  limits.pool_pages.assign(kRanks, {blocks, blocks});
+  limits.max_context = context + kWaitingTokens + 4096;
+  limits.max_running = limits.max_samples = kRequests + 1;
+  return limits;
+}
+
 class Plane {
  public:
-  explicit Plane(int64_t context) : plane(eight_ranks(context)) {}
+  explicit Plane(const Limits& limits, kv::IndexKind index = kv::IndexKind::kCopied)
+      : plane(limits), index_(index) {}
 
   RequestArrived arrival(RequestId parent, int64_t tokens, int64_t max_tokens) {
     RequestArrived out;
@@ -187,6 +201,7 @@ class Plane {
     for (int64_t i = 0; i < tokens; ++i) out.prompt.push_back(static_cast<uint32_t>(random_.below(32000)));
     out.max_tokens = max_tokens;
     out.grouping.decode = {kv::DecodeKind::kDcp, kRanks};
+    out.grouping.index = index_;
     out.root = kv::namespace_hash("m", "f", "");
     BlockHash last = out.root;
     std::vector<uint32_t> behind;
@@ -233,6 +248,7 @@ class Plane {
   Time now{};
 
  private:
+  const kv::IndexKind index_;
   SplitMix64 random_{1};
   uint64_t requests_ = 0;
 };
@@ -241,7 +257,7 @@ constexpr int64_t kTurnTokens = 500;
 
 void turns(bool quick) {
   for (const int64_t tokens : context_lengths(quick)) {
-    Plane plane(tokens);
+    Plane plane(eight_ranks(tokens));
     const RequestId parent = plane.ended_context(tokens);
     const Event turn = plane.arrival(parent, kTurnTokens, 16);
     const std::string suffix = " " + std::to_string(tokens);
@@ -253,7 +269,7 @@ void turns(bool quick) {
 void schedule(bool quick) {
   const auto lengths = context_lengths(quick);
   for (const int64_t tokens : {lengths.front(), lengths.back()}) {
-    Plane plane(tokens);
+    Plane plane(eight_ranks(tokens));
     const RequestId parent = plane.ended_context(tokens);
     for (int64_t i = 0; i < kRequests; ++i) plane.feed(plane.arrival(parent, 50, 1000));
     while (plane.plane.counters().generated_tokens < kRequests * 3 + 1) CHECK(plane.step());
@@ -270,17 +286,56 @@ void schedule(bool quick) {
   }
 }
 
+// The first in the queue finds no room, and would not if the half that is less urgent left: every so many
+// plans room is looked for.
+void schedule_crowded(bool quick) {
+  const auto lengths = context_lengths(quick);
+  for (const int64_t tokens : {lengths.front(), lengths.back()}) {
+    Plane plane(crowded(tokens), kv::IndexKind::kSplit);  // nothing to thin
+    const RequestId parent = plane.ended_context(tokens);
+    for (int64_t i = 0; i < kRequests; ++i) {
+      RequestArrived request = plane.arrival(parent, 50, 1000);
+      request.priority = i % 2 == 0 ? 1 : -1;
+      plane.feed(request);
+    }
+    while (plane.plane.counters().generated_tokens < kRequests * 3 + 1) CHECK(plane.step());
+    const Event waiting = plane.arrival(RequestId{0}, 50, kWaitingTokens);
+    plane.feed(waiting);
+    for (int64_t i = 0; i < kBlockTokens; ++i) {
+      std::optional<Plan> plan;
+      const std::string step = " " + std::to_string(tokens) + " " + std::to_string(i);
+      measured("crowded plan" + step, [&] { plan = plane.plane.next_plan(plane.now); });
+      CHECK_EQ(std::ssize(plan->spans), kRequests);  // the one that waits did not come in
+      const auto events = Plane::acknowledgements(*plan);
+      measured("crowded acknowledge" + step, [&] { plane.plane.handle(plane.now, events); });
+    }
+  }
+}
+
 void run_measured(bool quick) {
   page_cycle();
   evictions();
   lookups(quick);
   turns(quick);
   schedule(quick);
+  schedule_crowded(quick);
 }
 
 // ---- outside of valgrind
 
-using Counts = std::map<std::string, double>;  // instructions by region
+// Instructions by region.
+class Counts {
+ public:
+  void add(const std::string& region, double instructions) { by_region_[region] = instructions; }
+  double of(const std::string& region) const {
+    const auto found = by_region_.find(region);
+    CHECK(found != by_region_.end(), "callgrind says nothing of '", region, "'");
+    return found->second;
+  }
+
+ private:
+  std::map<std::string, double> by_region_;
+};
 
 Counts read_counts(const std::filesystem::path& folder) {
   Counts counts;
@@ -290,7 +345,7 @@ Counts read_counts(const std::filesystem::path& folder) {
     for (std::string line; std::getline(in, line);) {
       const std::string trigger = "desc: Trigger: Client Request: ";
       if (line.starts_with(trigger)) name = line.substr(trigger.size());
-      if (!name.empty() && line.starts_with("totals: ")) counts[name] = std::stod(line.substr(8));
+      if (!name.empty() && line.starts_with("totals: ")) counts.add(name, std::stod(line.substr(8)));
     }
   }
   return counts;
@@ -337,22 +392,20 @@ double page_cycle_ns() {
   return nanoseconds(std::ssize(pages), cycle);
 }
 
-void print(const Counts& counts, bool quick) {
-  const auto of = [&](const std::string& name) {
-    const auto found = counts.find(name);
-    CHECK(found != counts.end(), "callgrind says nothing of '", name, "'");
-    return found->second;
-  };
+void print_pages(const Counts& counts) {
   std::printf("\na page taken, given back and free again: %.0f instructions (wanted: 150 at most)\n",
-              of("pages") / kCycles);
+              counts.of("pages") / kCycles);
   std::printf("  the same, %.1f ns of 500,000 pages; a random read of a cache line: %.1f ns\n",
               page_cycle_ns(), random_read_ns());
   std::printf("\nevictions for pages, of 20 contexts of 1,000 blocks\n%8s %22s\n", "pages",
               "instructions per page");
   for (const int64_t pages : kEvicted) {
     std::printf("%8lld %22.0f\n", (long long)pages,
-                of("evict " + std::to_string(pages)) / static_cast<double>(pages));
+                counts.of("evict " + std::to_string(pages)) / static_cast<double>(pages));
   }
+}
+
+void print_lookups(const Counts& counts, bool quick) {
   std::printf("\ninstructions to look up and lock the context of a turn of %lld new tokens, by its length\n",
               (long long)kTurnTokens);
   std::printf("%9s %12s %12s %12s %12s   %12s %12s\n", "tokens", "by parent", "whole prompt", "give back",
@@ -361,12 +414,15 @@ void print(const Counts& counts, bool quick) {
   for (const int64_t tokens : lengths) {
     const std::string suffix = " " + std::to_string(tokens);
     std::printf("%9lld %12.0f %12.0f %12.0f %12.0f   %12.0f %12.0f\n", (long long)tokens,
-                of("parent" + suffix), of("plain" + suffix), of("give back" + suffix), of("walk" + suffix),
-                of("turn arrives" + suffix), of("turn planned" + suffix));
+                counts.of("parent" + suffix), counts.of("plain" + suffix), counts.of("give back" + suffix),
+                counts.of("walk" + suffix), counts.of("turn arrives" + suffix),
+                counts.of("turn planned" + suffix));
   }
   const std::string shortest = " " + std::to_string(lengths.front()),
                     longest = " " + std::to_string(lengths.back());
-  const auto growth = [&](const std::string& name) { return of(name + longest) - of(name + shortest); };
+  const auto growth = [&](const std::string& name) {
+    return counts.of(name + longest) - counts.of(name + shortest);
+  };
   std::printf(
       "growth over that of the walk (one probe of a hash table for each block): by parent %.3f %%, whole "
       "prompt "
@@ -374,19 +430,37 @@ void print(const Counts& counts, bool quick) {
       "most)\n",
       100 * growth("parent") / growth("walk"), 100 * growth("plain") / growth("walk"),
       100 * growth("turn arrives") / growth("walk"), 100 * growth("turn planned") / growth("walk"));
+}
+
+struct Planned {
+  double average = 0, most = 0;  // per request, of one plan
+};
+
+Planned planned(const Counts& counts, const std::string& region, int64_t tokens) {
+  Planned out;
+  for (int64_t i = 0; i < kBlockTokens; ++i) {
+    const double each = counts.of(region + " " + std::to_string(tokens) + " " + std::to_string(i)) /
+                        static_cast<double>(kRequests);
+    out.average += each / static_cast<double>(kBlockTokens);
+    out.most = std::max(out.most, each);
+  }
+  return out;
+}
+
+void print_steps(const Counts& counts, bool quick) {
   std::printf(
       "\na step of %lld decoding requests planned and acknowledged by %d ranks, instructions per request "
       "(wanted, planned: 1,000 at most)\n",
       (long long)kRequests, kRanks);
+  const auto lengths = context_lengths(quick);
   for (const int64_t tokens : {lengths.front(), lengths.back()}) {
-    double plan = 0, acknowledge = 0;
-    for (int64_t i = 0; i < kBlockTokens; ++i) {
-      const std::string step = " " + std::to_string(tokens) + " " + std::to_string(i);
-      plan += of("plan" + step) / static_cast<double>(kRequests * kBlockTokens);
-      acknowledge += of("acknowledge" + step) / static_cast<double>(kRequests * kBlockTokens);
+    for (const std::string beside : {"", "crowded "}) {
+      const Planned plan = planned(counts, beside + "plan", tokens),
+                    acknowledge = planned(counts, beside + "acknowledge", tokens);
+      std::printf("%9lld tokens of context%s: planned %.0f (at most %.0f), acknowledged %.0f (%.0f)\n",
+                  (long long)tokens, beside.empty() ? "" : ", beside one that finds no room", plan.average,
+                  plan.most, acknowledge.average, acknowledge.most);
     }
-    std::printf("%9lld tokens of context: planned %.0f, acknowledged %.0f\n", (long long)tokens, plan,
-                acknowledge);
   }
 }
 
@@ -406,7 +480,10 @@ int run_under_valgrind(bool quick, const char* self) {
     return 0;
   }
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return 1;
-  print(read_counts(folder.path()), quick);
+  const Counts counts = read_counts(folder.path());
+  print_pages(counts);
+  print_lookups(counts, quick);
+  print_steps(counts, quick);
   return 0;
 }
 

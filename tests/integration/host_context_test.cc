@@ -5,10 +5,14 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <filesystem>
+#include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "proto/vocab/random.h"
 #include "tests/integration/harness.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::integration {
 namespace {
@@ -16,6 +20,7 @@ namespace {
 constexpr int64_t kPrompt = 405, kAnswer = 30;
 
 struct Answer {
+  uint64_t request = 0;
   std::vector<uint32_t> tokens;
   std::map<uint64_t, std::string> digests;
   wire::Finished end;
@@ -42,12 +47,34 @@ Answer run(Daemon& daemon, const wire::GenerateRequest& request, const std::func
   const uint64_t tag = client.start(request).value();
   for (;;) {
     const wire::ClientReply reply = client.next(tag, kPatience).value();
+    if (reply.has_accepted()) out.request = reply.accepted().request();
     if (reply.has_digest()) out.digests[reply.digest().position()] = reply.digest().sha256();
     if (reply.has_token()) out.tokens.push_back(reply.token().token());
     if (reply.has_token() && out.tokens.size() == 5 && answered) answered();
     if (!reply.has_finished()) continue;
     out.end = reply.finished();
     return out;
+  }
+}
+
+// Under every grouping explain says no more of it than the pools have; of index keys as much as of any other
+// context.
+void expect_costs_to_fit(Daemon& daemon, uint64_t id) {
+  wire::ControlRequest explain;
+  explain.mutable_explain()->set_request(id);
+  const wire::ExplainReply explained = daemon.control(explain).explain();
+  const wire::StatusReply status = daemon.status();
+  EXPECT_GT(explained.costs_size(), 5);
+  for (const wire::GroupingCost& cost : explained.costs()) {
+    uint64_t entries = 0, index_keys = 0;
+    for (const wire::RankStored& stored : cost.stored()) {
+      const wire::PoolStatus& pool = status.pools(static_cast<int>(stored.rank()));
+      EXPECT_LE(stored.entries(), pool.entries().pages() * pool.entries().page_bytes()) << cost.decode();
+      entries += stored.entries();
+      index_keys += stored.index_keys();
+    }
+    EXPECT_GT(entries, 0u);
+    EXPECT_GE(index_keys, (kPrompt + kAnswer) / 8 * status.pools(0).index_keys().page_bytes());
   }
 }
 
@@ -102,6 +129,7 @@ TEST_P(HostContext, LargerThanAllDevicePoolsItHasTheSameBits) {
       EXPECT_GT(got.end.trace().hot_misses(), 0u);
       EXPECT_GT(got.end.trace().decode_crossed().host(), 0u);
       hits += got.end.trace().hot_hits();
+      expect_costs_to_fit(daemon, got.request);
     }
   }
   EXPECT_GT(hits, 0u);
@@ -113,6 +141,43 @@ TEST_P(HostContext, LargerThanAllDevicePoolsItHasTheSameBits) {
   daemon.signal(SIGTERM);
   EXPECT_EQ(daemon.wait_exit(), 0);
   EXPECT_EQ(daemon.leftovers(), "");
+}
+
+// A copy of the model whose rows select so many entries: those before are dense.
+std::string with_topk(const std::string& model, int64_t topk, const test::TempFolder& folder) {
+  const std::filesystem::path copy = std::filesystem::path(folder.path()) / "model";
+  std::filesystem::copy(model, copy);
+  std::ifstream in(copy / "config.json");
+  nlohmann::json config = nlohmann::json::parse(in);
+  config["index_topk"] = topk;
+  std::ofstream(copy / "config.json") << config;
+  return copy;
+}
+
+// Chunks of 64 rows, of which the second one still reads all it sees. This form promises no bits, but the
+// same chunks give the same.
+TEST_P(HostContext, ChunksOverExpandedKeysReadThemFromTheHost) {
+  const test::TempFolder folder;
+  const std::string dense = with_topk(model(), 128, folder);
+  wire::GenerateRequest request = request_of("dcp(4)", "device");
+  request.set_mechanisms("context=pass-kv,form=expanded");
+  Daemon large(with_pools({"--pool-tokens", "512"}), dense);
+  ASSERT_TRUE(large.wait_ready()) << large.log();
+  const Answer expected = run(large, request);
+  ASSERT_EQ(expected.end.reason(), "length") << expected.end.error().message();
+  request.set_mechanisms("context=pass-kv,form=absorbed");
+  EXPECT_NE(run(large, request).digests, expected.digests);
+
+  Daemon daemon(with_pools({"--pool-tokens", "128", "--index-pool-tokens", "1024", "--host-pool", "64MiB"}),
+                dense);
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
+  request.set_mechanisms("context=pass-kv,form=expanded");
+  request.set_context("host");
+  const Answer got = run(daemon, request);
+  ASSERT_EQ(got.end.reason(), "length") << got.end.error().message();
+  EXPECT_EQ(got.tokens, expected.tokens);
+  EXPECT_EQ(got.digests, expected.digests);
+  EXPECT_GT(got.end.trace().prefill_crossed().host(), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, HostContext, testing::Values("deepseek_v32", "glm_moe_dsa"),

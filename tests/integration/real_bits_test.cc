@@ -31,11 +31,12 @@ const char* const kMechanisms[] = {"query=gathered,partials=all-to-all",
                                    "query=replicated,partials=tree"};
 
 const char* const kDrafts[] = {"", " drafts that hold", " drafts of which some hold"};
+const char* const kContexts[] = {"device", "host"};
 
 // Axis values by number: workers, chunk, prefill, decode, index, with others, prefix hit, regrouped, drafts,
-// mechanisms.
-constexpr size_t kAxes = 10;
-constexpr std::array<int, kAxes> kSizes = {4, 3, 4, 7, 4, 2, 2, 2, 3, 4};
+// mechanisms, context.
+constexpr size_t kAxes = 11;
+constexpr std::array<int, kAxes> kSizes = {4, 3, 4, 7, 4, 2, 2, 2, 3, 4, 2};
 using Way = std::array<int, kAxes>;
 
 bool possible(const Way& way) {
@@ -48,7 +49,7 @@ std::string name(const Way& way) {
   return "W=" + std::to_string(kWorkers[way[0]]) + " chunk=" + kChunks[way[1]] +
          " prefill=" + kPrefills[way[2]] + " decode=" + kDecodes[way[3]] + " index=" + kIndexes[way[4]] +
          (way[5] ? " with others" : " alone") + (way[6] ? " prefix hit" : "") + (way[7] ? " regrouped" : "") +
-         kDrafts[way[8]] + " " + kMechanisms[way[9]];
+         kDrafts[way[8]] + " " + kMechanisms[way[9]] + " context=" + kContexts[way[10]];
 }
 
 // (axis, value, axis, value) of every pair in a way.
@@ -62,11 +63,12 @@ std::set<std::array<int, 4>> pairs_of(const Way& way) {
   return pairs;
 }
 
-std::vector<Way> covering_set(uint64_t seed) {
+// `on_host`: the model selects what rows read, so contexts can lie on the host.
+std::vector<Way> covering_set(uint64_t seed, bool on_host) {
   std::vector<Way> all;
   Way way{};
   for (bool more = true; more;) {
-    if (possible(way)) all.push_back(way);
+    if (possible(way) && (on_host || way[10] == 0)) all.push_back(way);
     more = false;
     for (size_t axis = 0; axis < kAxes && !more; ++axis) {
       more = ++way[axis] < kSizes[axis];
@@ -106,6 +108,7 @@ struct Digests {
   uint64_t switch_bytes = 0;
   int regroups = 0;
   uint64_t drafted = 0, accepted = 0;
+  std::string context;
 };
 
 std::vector<uint32_t> prompt_tokens(uint64_t seed) {
@@ -126,6 +129,7 @@ wire::GenerateRequest request_of(const std::vector<uint32_t>& prompt, const Way&
   request.set_decode(kDecodes[way[3]]);
   request.set_index(kIndexes[way[4]]);
   request.set_mechanisms(kMechanisms[way[9]]);
+  request.set_context(kContexts[way[10]]);
   request.set_digest(true);
   request.set_no_prefix_cache(!prefix_cache);
   return request;
@@ -164,6 +168,7 @@ Digests run(Daemon& daemon, wire::GenerateRequest request, const Way& way) {
       out.switch_bytes = reply.finished().trace().switch_bytes();
       out.drafted = reply.finished().trace().drafted_tokens();
       out.accepted = reply.finished().trace().accepted_tokens();
+      out.context = reply.finished().trace().context();
       return out;
     }
     if (!reply.has_token()) continue;
@@ -191,18 +196,22 @@ struct Model {
   const char* name;
   const char* weights;
   const char* cache;
+  bool selects = false;
 };
 
 class RealBits : public ::testing::TestWithParam<Model> {
  protected:
   std::vector<std::string> arguments(int workers, const char* chunk) const {
-    return {"--workers",       std::to_string(workers),
-            "--max-step-rows", chunk,
-            "--block-tokens",  std::to_string(kBlock),
-            "--pool-tokens",   "16384",
-            "--max-context",   "1024",
-            "--weight-dtype",  GetParam().weights,
-            "--cache-dtype",   GetParam().cache};
+    std::vector<std::string> all = {"--workers",       std::to_string(workers),
+                                    "--max-step-rows", chunk,
+                                    "--block-tokens",  std::to_string(kBlock),
+                                    "--pool-tokens",   "16384",
+                                    "--max-context",   "1024",
+                                    "--weight-dtype",  GetParam().weights,
+                                    "--cache-dtype",   GetParam().cache};
+    if (GetParam().selects)
+      all.insert(all.end(), {"--host-pool", "64MiB", "--host-write", "through", "--hot-tokens", "24"});
+    return all;
   }
   std::string model() const { return std::string(WEFT_GOLDEN_FOLDER) + "/" + GetParam().name; }
 };
@@ -223,7 +232,7 @@ TEST_P(RealBits, ACoveringSetOfWaysGivesTheSameDigests) {
   ASSERT_EQ(std::ssize(reference.by_position), kPrompt + kAnswer - 1);
 
   const uint64_t seed = 11;
-  const std::vector<Way> ways = covering_set(seed);
+  const std::vector<Way> ways = covering_set(seed, GetParam().selects);
   std::printf("seed %llu: %zu ways cover all pairs\n", static_cast<unsigned long long>(seed), ways.size());
   ASSERT_GE(ways.size(), 24u);
   std::unique_ptr<Daemon> daemon;
@@ -240,16 +249,17 @@ TEST_P(RealBits, ACoveringSetOfWaysGivesTheSameDigests) {
       ASSERT_TRUE(daemon->wait_ready()) << daemon->log();
       running = way;
     }
-    wire::GenerateRequest request = request_of(prompt, way, way[6] != 0);
-    // A salt of its own: what hits is what this way has put there.
+    // With a salt of its own what hits is what this way has put there. A context on the host needs the cache.
+    wire::GenerateRequest request = request_of(prompt, way, way[6] != 0 || way[10] != 0);
     request.set_cache_salt(name(way));
-    if (way[6]) (void)run(*daemon, request, {way[0], way[1], way[2], way[3], way[4], 0, 0, 0, 0, way[9]});
+    if (way[6])
+      (void)run(*daemon, request, {way[0], way[1], way[2], way[3], way[4], 0, 0, 0, 0, way[9], way[10]});
     // Company under every grouping, started before and still running when the request under test comes.
     std::vector<client::Client> others;
     std::vector<uint64_t> tags;
     if (way[5]) {
       for (int decode = 0; decode < kSizes[3]; ++decode) {
-        const Way other = {way[0], way[1], decode % 3, decode, decode % 2, 1, 0, 0, 0, decode % 4};
+        const Way other = {way[0], way[1], decode % 3, decode, decode % 2, 1, 0, 0, 0, decode % 4, 0};
         if (!possible(other)) continue;
         wire::GenerateRequest company =
             request_of(prompt_tokens(100 + static_cast<uint64_t>(decode)), other, false);
@@ -267,6 +277,7 @@ TEST_P(RealBits, ACoveringSetOfWaysGivesTheSameDigests) {
     EXPECT_EQ(got.cached, way[6] ? static_cast<uint64_t>(kPrompt / kBlock * kBlock) : 0u);
     EXPECT_EQ(got.switch_bytes, 0u);
     EXPECT_EQ(got.regroups, way[7] ? 3 : 0);
+    EXPECT_EQ(got.context, kContexts[way[10]]);
     int64_t different = 0;
     for (uint64_t position = got.cached; position < reference.by_position.size(); ++position) {
       const auto found = got.by_position.find(position);
@@ -285,9 +296,10 @@ TEST_P(RealBits, ACoveringSetOfWaysGivesTheSameDigests) {
 
 INSTANTIATE_TEST_SUITE_P(
     Models, RealBits,
-    ::testing::Values(Model{"glm_moe_dsa", "f32", "f32"}, Model{"deepseek_v32", "bf16", "bf16"},
+    ::testing::Values(Model{"glm_moe_dsa", "f32", "f32", true}, Model{"deepseek_v32", "bf16", "bf16", true},
                       Model{"llama_smol", "bf16", "bf16"}, Model{"qwen2_window", "f32", "f32"},
-                      Model{"glm_moe_dsa_fp8", "bf16", "bf16"}, Model{"glm_moe_dsa", "bf16", "fp8_ds_mla"}),
+                      Model{"glm_moe_dsa_fp8", "bf16", "bf16", true},
+                      Model{"glm_moe_dsa", "bf16", "fp8_ds_mla", true}),
     [](const auto& info) { return std::string(info.param.name) + "_" + info.param.cache; });
 
 }  // namespace

@@ -153,5 +153,39 @@ TEST(StatusView, SaysHowWeightsAreHeld) {
   EXPECT_NE(status_view(status, {}).find("m, weights fp8 and bf16, cache f32"), std::string::npos);
 }
 
+// Where nobody had to give way, the line says what would be done.
+TEST(StatusView, SaysWhatWasDoneForRoom) {
+  wire::StatusReply status;
+  EXPECT_THAT(status_view(status, {}), Not(HasSubstr("on pressure")));
+  wire::PressureStatus& pressure = *status.mutable_pressure();
+  pressure.set_on_pressure("preempt");
+  EXPECT_THAT(status_view(status, {}), HasSubstr("on pressure  preempt\n"));
+  pressure.set_thinned(1200);
+  pressure.set_thinned_now(3);
+  pressure.set_thickened(7);
+  pressure.set_preempted(2);
+  pressure.set_replayed_rows(4096);
+  EXPECT_THAT(status_view(status, {}),
+              HasSubstr("preempt, 1,200 thinned (3 now, 7 got their copies back), 2 preempted, 4,096 rows "
+                        "computed again\n"));
+}
+
+TEST(RequestsView, AThinnedOneShowsWhatItRunsUnder) {
+  wire::RequestsReply reply;
+  for (const bool thinned : {false, true}) {
+    wire::RequestStatus& request = *reply.add_requests();
+    request.set_request(thinned ? 2 : 1);
+    request.set_state("decode");
+    request.set_prefill("zigzag");
+    request.set_decode("tp");
+    request.set_index("copied");
+    request.set_placement("dcp(4)");
+    request.set_thinned(thinned);
+  }
+  const std::string view = requests_view(reply, {});
+  EXPECT_THAT(view, HasSubstr("zigzag   tp               copied"));
+  EXPECT_THAT(view, HasSubstr("zigzag   tp (now dcp(4))  copied"));
+}
+
 }  // namespace
 }  // namespace weft::ctl
