@@ -197,12 +197,12 @@ void Daemon::print_ready() {
   std::fflush(stdout);
 }
 
-Duration Daemon::epoch_lost(Epoch, const std::string& reason) {
+Duration Daemon::epoch_lost(Epoch, const std::string& reason, Loss loss) {
   if (!stopping_ && !topology_.changes_epoch() && recovery_ == 0) {
     const auto line = journal_->begin_command("recovery", reason);
     if (line) recovery_ = *line;
   }
-  return engine_->epoch_lost();
+  return engine_->epoch_lost(loss);
 }
 
 void Daemon::journal(const Result<void>& written) {

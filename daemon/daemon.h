@@ -47,7 +47,7 @@ class Daemon : private FleetListener, private EngineListener {
   Result<ArenaSizes> size_arenas(const wire::ModelDescription& model) override;
   void arenas_made(kv::ControlArena& control, int results_fd) override;
   void epoch_began(Epoch epoch) override;
-  Duration epoch_lost(Epoch epoch, const std::string& reason) override;
+  Duration epoch_lost(Epoch epoch, const std::string& reason, Loss loss) override;
   void worker_started(int rank) override;
   void worker_waits(int rank) override { topology_.worker_waits(rank); }
   void worker_failed(int rank, const Error& why) override { topology_.worker_failed(rank, why); }

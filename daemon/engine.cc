@@ -191,13 +191,13 @@ void Engine::epoch_began(Epoch epoch) {
   schedule_turn();
 }
 
-Duration Engine::epoch_lost() {
+Duration Engine::epoch_lost(Loss loss) {
   // A worker may stand in any plan in flight, and sees the abort at its next exchange point.
   Duration longest = hang_deadline_;
   for (const Flight& flight : flights_) longest = std::max(longest, flight.parcel.allowance);
   flights_.stop();
   collect();
-  flights_.epoch_lost();
+  flights_.epoch_lost(loss);
   return longest;
 }
 

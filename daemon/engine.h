@@ -67,7 +67,7 @@ class Engine {
 
   // ---- workers
   void epoch_began(Epoch epoch);
-  Duration epoch_lost();  // how long a worker may take to leave its step
+  Duration epoch_lost(Loss loss);  // how long a worker may take to leave its step
   void worker_started(int rank) { watchdog_.forget(rank); }
   void memory_lost(int rank);  // after epoch_lost()
   // While no epoch runs: plans in flight will not be run any more, and then this happens.

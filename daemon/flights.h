@@ -5,7 +5,9 @@
 // in it has reported it in the present epoch, and plans are done in order of steps. Results that still arrive
 // after an epoch was lost count. When the next one begins, what is not done has to be published again, and
 // every rank has to report again: one whose old report stood could still be writing in its repeat. A plan
-// that was lost with two epochs is abandoned, with all behind it. A repeat draws what earlier attempts drew.
+// that was lost with two epochs that failed is abandoned, with all behind it; with epochs that ended because
+// somebody killed a worker, which says little about the plan, after many. A repeat draws what earlier
+// attempts drew.
 //
 // `Parcel` is what the owner keeps with a plan, `Report` what one rank says of it beside its samples. No
 // clock, transport or thread.
@@ -24,7 +26,13 @@
 
 namespace weft::daemon {
 
-inline constexpr int kLostEpochsMax = 2;  // a plan lost with so many epochs is abandoned
+// How an epoch was lost: a worker crashed or hung; or it was killed from outside, by hand or by the kernel,
+// which may be short of memory.
+enum class Loss : uint8_t { kFailed, kKilled };
+
+// A plan that was lost with so many epochs is abandoned.
+inline constexpr int kFailedEpochsMax = 2;
+inline constexpr int kKilledEpochsMax = 16;
 
 template <typename Parcel, typename Report>
 class Flights {
@@ -38,7 +46,7 @@ class Flights {
     StepId step{};
     RankMask ranks = 0;
     Parcel parcel;
-    int lost_epochs = 0;
+    int failed_epochs = 0, killed_epochs = 0;
     std::array<std::optional<Reported>, kMaxRanks> reports;
     std::vector<Sample> drawn;  // by earlier attempts
 
@@ -48,6 +56,7 @@ class Flights {
       }
       return true;
     }
+    bool hopeless() const { return failed_epochs >= kFailedEpochsMax || killed_epochs >= kKilledEpochsMax; }
     const Report& report(int rank) const { return reports[static_cast<size_t>(rank)]->report; }
     controlplane::StepAcknowledged acknowledgement(int rank) const {
       return {step, rank, reports[static_cast<size_t>(rank)]->samples};
@@ -66,7 +75,7 @@ class Flights {
 
   Flight& add(StepId step, RankMask ranks, Parcel parcel) {
     CHECK(active_, "nobody would run it");
-    flights_.push_back({step, ranks, std::move(parcel), 0, {}, {}});
+    flights_.push_back({step, ranks, std::move(parcel), 0, 0, {}, {}});
     return flights_.back();
   }
 
@@ -100,14 +109,15 @@ class Flights {
   // The epoch is over: no plan is made or published before the next one begins.
   void stop() { active_ = false; }
   // It was lost. What had arrived by then has been taken after stop(), and is before the next one begins.
-  void epoch_lost() {
+  void epoch_lost(Loss loss) {
     CHECK(!active_, "it is over");
-    if (!flights_.empty()) ++flights_.front().lost_epochs;
+    if (flights_.empty()) return;
+    Flight& first = flights_.front();
+    ++(loss == Loss::kFailed ? first.failed_epochs : first.killed_epochs);
   }
   // All that is left has to be published again. Returns how many plans are abandoned instead.
   size_t epoch_begins() {
-    const size_t abandoned =
-        !flights_.empty() && flights_.front().lost_epochs >= kLostEpochsMax ? flights_.size() : 0;
+    const size_t abandoned = !flights_.empty() && flights_.front().hopeless() ? flights_.size() : 0;
     if (abandoned > 0) flights_.clear();
     active_ = true;
     for (Flight& flight : flights_) {

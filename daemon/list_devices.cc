@@ -53,7 +53,7 @@ Result<std::string> ask_worker(const DeviceQuery& query) {
   std::string output;
   const bool ended = wait_for_end(process, monotonic_now() + query.deadline, output);
   if (!ended) kill_process(process);
-  std::optional<std::string> end;
+  std::optional<ProcessEnd> end;
   while (!(end = reap(process))) {
     pollfd watched{process.pidfd.get(), POLLIN, 0};
     ::poll(&watched, 1, -1);
@@ -66,8 +66,8 @@ Result<std::string> ask_worker(const DeviceQuery& query) {
     return error(ErrorCode::kDeadlineExceeded, query.worker_binary + " did not list the devices within " +
                                                    std::to_string(seconds(query.deadline)) + " s");
   }
-  if (*end != "exit 0") {
-    return error(ErrorCode::kIo, query.worker_binary + " --list-devices: " + *end + ": " + output);
+  if (end->text != "exit 0") {
+    return error(ErrorCode::kIo, query.worker_binary + " --list-devices: " + end->text + ": " + output);
   }
   return output;
 }

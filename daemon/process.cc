@@ -112,12 +112,14 @@ Result<Process> spawn(const std::string& binary, const std::vector<std::string>&
   return process;
 }
 
-std::optional<std::string> reap(const Process& process) {
+std::optional<ProcessEnd> reap(const Process& process) {
   siginfo_t info{};
   const int code = ::waitid(P_PIDFD, static_cast<id_t>(process.pidfd.get()), &info, WEXITED | WNOHANG);
   if (code != 0 || info.si_pid == 0) return std::nullopt;
-  if (info.si_code == CLD_EXITED) return "exit " + std::to_string(info.si_status);
-  return "signal " + std::to_string(info.si_status) + " (" + ::strsignal(info.si_status) + ")";
+  const int status = info.si_status;
+  if (info.si_code == CLD_EXITED) return ProcessEnd{"exit " + std::to_string(status)};
+  return ProcessEnd{"signal " + std::to_string(status) + " (" + ::strsignal(status) + ")",
+                    status == SIGKILL || status == SIGTERM || status == SIGINT || status == SIGHUP};
 }
 
 void kill_process(const Process& process) {

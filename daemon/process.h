@@ -28,8 +28,12 @@ struct Process {
 // kIo names the binary and the reason.
 Result<Process> spawn(const std::string& binary, const std::vector<std::string>& arguments);
 
-// How it ended, if it has: "exit 0", "signal 9 (Killed)". Reaps it; call no more after a value.
-std::optional<std::string> reap(const Process& process);
+struct ProcessEnd {
+  std::string text;     // "exit 0", "signal 9 (Killed)"
+  bool killed = false;  // by a signal that no fault of its own raises
+};
+// How it ended, if it has. Reaps it; call no more after a value.
+std::optional<ProcessEnd> reap(const Process& process);
 
 void kill_process(const Process& process);  // SIGKILL; safe at any time before reap()
 

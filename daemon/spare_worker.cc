@@ -125,7 +125,7 @@ void SpareWorker::read_output() {
 void SpareWorker::ended() {
   const auto how = reap(*process_);
   if (!how) return;
-  log_.info("spare_exited", {{"pid", process_->pid}, {"how", *how}});
+  log_.info("spare_exited", {{"pid", process_->pid}, {"how", how->text}});
   forget();
   process_.reset();
   apply(WorkerEvent::kExited);

@@ -104,7 +104,7 @@ void WorkerFleet::start() {
 
 void WorkerFleet::stop() {
   stopping_ = true;
-  lose_epoch("stopping");
+  lose_epoch("stopping", Loss::kKilled);
   abort_timer_.stop();  // the supervisor's own deadline rules now
   for (int rank = 0; rank < rank_count(); ++rank) apply(rank, WorkerEvent::kWantDown);
   if (spare_) spare_->stop();
@@ -115,7 +115,7 @@ void WorkerFleet::stop() {
 
 void WorkerFleet::set_topology(const kv::Topology& topology) {
   topology_ = topology;
-  end_epoch("ranks " + topology.text() + " take part from now on");
+  end_epoch("ranks " + topology.text() + " take part from now on", Loss::kKilled);
   begin_epoch_if_all_wait();
 }
 
@@ -164,7 +164,7 @@ void WorkerFleet::hung(int rank, const std::string& why) {
   if (!own.process) return;
   log_.warning("worker_hung", {{"rank", rank}, {"pid", own.process->pid}, {"reason", why}});
   own.killed_for = why;
-  if (topology_.contains(rank)) lose_epoch("rank " + std::to_string(rank) + " hangs");
+  if (topology_.contains(rank)) lose_epoch("rank " + std::to_string(rank) + " hangs", Loss::kFailed);
   apply(rank, WorkerEvent::kHung);
 }
 
@@ -513,7 +513,8 @@ void WorkerFleet::worker_ended(int rank) {
   if (!own.process) return;
   const auto how = reap(*own.process);
   if (!how) return;
-  std::string text = *how;
+  std::string text = how->text;
+  const Loss loss = how->killed && own.killed_for.empty() ? Loss::kKilled : Loss::kFailed;
   if (!own.killed_for.empty()) text += ", killed: " + own.killed_for;
   if (own.failure) text += ", " + own.failure->text();
   if (!own.line.empty()) log_.info("worker_output", {{"rank", rank}, {"line", own.line}});
@@ -527,7 +528,8 @@ void WorkerFleet::worker_ended(int rank) {
   own.process.reset();
   own.phase = Phase::kGone;
   const bool memory_lost = own.failure && own.failure->field == "pool";
-  if (topology_.contains(rank) || memory_lost) lose_epoch("rank " + std::to_string(rank) + " ended: " + text);
+  if (topology_.contains(rank) || memory_lost)
+    lose_epoch("rank " + std::to_string(rank) + " ended: " + text, loss);
   if (memory_lost && ever_ready_) {
     if (auto cleared = arenas_->clear_pool(rank); !cleared) {
       log_.error("pool_not_cleared", {{"rank", rank}, {"reason", cleared.error().text()}});
@@ -559,13 +561,13 @@ void WorkerFleet::give_up_if_hopeless(int rank, const std::string& how) {
   }
 }
 
-void WorkerFleet::lose_epoch(const std::string& reason) {
+void WorkerFleet::lose_epoch(const std::string& reason, Loss loss) {
   if (!epoch_active_) return;
   log_.warning("epoch_lost", {{"epoch", number(epoch_)}, {"reason", reason}});
-  end_epoch(reason);
+  end_epoch(reason, loss);
 }
 
-void WorkerFleet::end_epoch(const std::string& reason) {
+void WorkerFleet::end_epoch(const std::string& reason, Loss loss) {
   if (!epoch_active_) return;
   epoch_active_ = false;
   loading_.begin_again();
@@ -573,7 +575,7 @@ void WorkerFleet::end_epoch(const std::string& reason) {
   for (const auto& rank : ranks_) {
     if (rank->phase == Phase::kRunning) rank->phase = Phase::kAborting;
   }
-  abort_allowance_ = listener_.epoch_lost(epoch_, reason);
+  abort_allowance_ = listener_.epoch_lost(epoch_, reason, loss);
   abort_timer_.start(abort_allowance_);
 }
 

@@ -25,6 +25,7 @@
 
 #include "daemon/arenas.h"
 #include "daemon/event_log.h"
+#include "daemon/flights.h"
 #include "daemon/loop.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
@@ -45,7 +46,7 @@ class FleetListener {
   virtual void epoch_began(Epoch epoch) = 0;
   // The abort word is set. Results may still arrive until the next epoch begins. Returns how long a survivor
   // may take to leave its step.
-  virtual Duration epoch_lost(Epoch epoch, const std::string& reason) = 0;
+  virtual Duration epoch_lost(Epoch epoch, const std::string& reason, Loss loss) = 0;
   virtual void worker_started(int rank) = 0;  // a new process for this rank
   // Of start_worker(): it is loaded and waits to take part, or it has ended before and is given up.
   virtual void worker_waits(int rank) = 0;
@@ -126,8 +127,8 @@ class WorkerFleet {
   void give_up_if_hopeless(int rank, const std::string& how);
   void map_arenas_everywhere();
   void send_arenas(int rank);
-  void lose_epoch(const std::string& reason);
-  void end_epoch(const std::string& reason);
+  void lose_epoch(const std::string& reason, Loss loss);
+  void end_epoch(const std::string& reason, Loss loss);
   void begin_epoch_if_all_wait();
   void note_progress();
   void fail(const Error& failure);

@@ -69,7 +69,7 @@ std::string end_of(Loop& loop, const Process& process) {
   std::string how;
   Watch watch(loop, process.pidfd.get(), [&](int) {
     if (auto ended = reap(process)) {
-      how = *ended;
+      how = ended->text;
       loop.stop();
     }
   });

@@ -26,10 +26,10 @@ void Engine::epoch_began() {
   }
 }
 
-void Engine::epoch_lost() {
+void Engine::epoch_lost(daemon::Loss loss) {
   flights_.stop();
   collect_all();
-  flights_.epoch_lost();
+  flights_.epoch_lost(loss);
 }
 
 std::vector<std::shared_ptr<const Plan>> Engine::plans() const {

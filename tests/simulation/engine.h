@@ -21,7 +21,7 @@ class Engine {
   explicit Engine(Core& core) : core_(core), checks_(core), host_checks_(core) {}
 
   void epoch_began();
-  void epoch_lost();
+  void epoch_lost(daemon::Loss loss);
   bool epoch_active() const { return flights_.active(); }
   // While no epoch runs: plans in flight will not be run any more, and then this happens.
   void feed_without_plans(const controlplane::Event& event);

@@ -21,7 +21,7 @@ void Fleet::start() {
 
 void Fleet::set_topology(RankMask ranks) {
   topology_ = ranks;
-  lose_epoch();
+  lose_epoch(daemon::Loss::kKilled);
   begin_epoch_if_all_wait();
 }
 
@@ -39,7 +39,7 @@ bool Fleet::start_worker(int rank) {
 
 void Fleet::stop() {
   stopping_ = true;
-  lose_epoch();
+  lose_epoch(daemon::Loss::kKilled);
   abort_deadline_.reset();
   for (int rank = 0; rank < count(); ++rank) apply(rank, WorkerEvent::kWantDown);
 }
@@ -107,17 +107,17 @@ void Fleet::spawn(int rank) {
 void Fleet::hung(int rank) {
   if (!at(rank).has_process()) return;
   ++core_.coverage.mark(Mark::kHung);
-  if (takes_part(rank)) lose_epoch();
+  if (takes_part(rank)) lose_epoch(daemon::Loss::kFailed);
   apply(rank, WorkerEvent::kHung);
 }
 
-void Fleet::lose_epoch() {
+void Fleet::lose_epoch(daemon::Loss loss) {
   if (!engine_.epoch_active()) return;
   for (Rank& rank : ranks_) {
     if (rank.state == State::kRunning) rank.state = State::kAborting;
   }
   abort_deadline_ = core_.now + core_.setup.hang_deadline;
-  engine_.epoch_lost();
+  engine_.epoch_lost(loss);
 }
 
 void Fleet::begin_epoch_if_all_wait() {
@@ -191,7 +191,8 @@ bool Fleet::reap(int rank) {
   own.dead = own.killed = false;
   own.stalled_until = own.stalled_since = std::nullopt;
   const bool memory_lost = std::exchange(own.memory_lost, false);
-  if (takes_part(rank) || memory_lost) lose_epoch();
+  const daemon::Loss loss = std::exchange(own.loss, daemon::Loss::kFailed);
+  if (takes_part(rank) || memory_lost) lose_epoch(loss);
   if (memory_lost && ever_ready_) {
     ++memories_lost_;
     core_.workers.lose(rank);
@@ -204,13 +205,14 @@ bool Fleet::reap(int rank) {
   return true;
 }
 
-bool Fleet::kill(int rank, int64_t writes) {
+bool Fleet::kill(int rank, int64_t writes, daemon::Loss loss) {
   Rank& own = at(rank);
   if (!own.has_process() || own.dead) return false;
   const bool in_step = own.state == State::kRunning || own.state == State::kAborting;
   if (in_step && !own.stalled_until && core_.workers.ready(rank) && !core_.workers.run(rank, &writes))
     ++core_.coverage.mark(Mark::kPartialPhases);
   own.dead = true;
+  own.loss = loss;
   return true;
 }
 

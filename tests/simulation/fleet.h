@@ -51,7 +51,8 @@ class Fleet {
   bool load(int rank);
   bool leave_step(int rank);
   bool reap(int rank);
-  bool kill(int rank, int64_t writes);  // it dies in its next phase, after so many writes
+  // It dies in its next phase, after so many writes.
+  bool kill(int rank, int64_t writes, daemon::Loss loss = daemon::Loss::kFailed);
   bool stall(int rank, Duration duration);
   bool fail_next_spawn(int rank);
   bool lose_memory(int rank, int64_t writes);  // it dies so, and its rank's pool with it
@@ -63,8 +64,9 @@ class Fleet {
   struct Rank {
     daemon::Supervisor supervisor;
     State state = State::kGone;
-    bool dead = false;    // not reaped
-    bool killed = false;  // told to die
+    bool dead = false;                          // not reaped
+    bool killed = false;                        // told to die
+    daemon::Loss loss = daemon::Loss::kFailed;  // how it died
     bool memory_lost = false;
     bool asked_to_stop = false;
     bool spawn_fails = false;
@@ -79,7 +81,7 @@ class Fleet {
   void spawn(int rank);
   void hung(int rank);
   bool takes_part(int rank) const { return holds(topology_, rank); }
-  void lose_epoch();
+  void lose_epoch(daemon::Loss loss);
   void begin_epoch_if_all_wait();
   bool run_phase(int rank);
   int count() const { return static_cast<int>(ranks_.size()); }

@@ -125,7 +125,9 @@ bool World::happen(const Act& act, Draw& draw) {
     case ActKind::kReap:
       return first([&](int r) { return fleet_.reap(r); });
     case ActKind::kKill:
-      if (!fleet_.kill(rank, draw.below(draw.chance(50) ? 8 : 100))) return false;
+      if (!fleet_.kill(rank, draw.below(draw.chance(50) ? 8 : 100),
+                       draw.chance(75) ? daemon::Loss::kFailed : daemon::Loss::kKilled))
+        return false;
       count_fault(Fault::kDeath);
       return true;
     case ActKind::kStall:
