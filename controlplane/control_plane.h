@@ -12,6 +12,7 @@
 // decode span in flight at a time: how many of its drafts hold decides where the next one starts.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
@@ -112,7 +113,12 @@ class ControlPlane {
   bool others_load(const Sequence& waiting) const;
   void end_prefetches(StepId step, bool loaded);
   // Nothing that has room now will give it up.
-  bool nobody_makes_room() const { return running_.empty() && prefetches_.empty(); }
+  // A copy on its way to the host does, when it is there.
+  bool nobody_makes_room() const {
+    return running_.empty() && prefetches_.empty() &&
+           std::all_of(in_flight_.begin(), in_flight_.end(),
+                       [](const PlanRecord& record) { return record.spilled.empty(); });
+  }
   bool any_runnable() const;
 
   void complete(const PlanRecord& record, Notices& notices);
