@@ -158,6 +158,7 @@ class ControlPlane {
   void set_topology(const kv::Topology& topology);
   void advance_change(Time now, Notices& notices);
   Result<void> begin_moving();
+  Limits beside_pins() const;
   std::vector<int> bases_after(const Sequence& sequence, const GroupingWish& wish) const;
   void find_strays();
   Result<void> plan_moves();

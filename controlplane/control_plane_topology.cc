@@ -131,6 +131,11 @@ Result<void> ControlPlane::begin_moving() {
     const auto fits = check_fits_alone(limits_, sequence->prompt, sequence->max_tokens,
                                        fitted(sequence->wish, limits_.places()), sequence->host_window);
     if (!fits) return about(sequence->id, "waits, and would not fit", fits.error());
+    if (!sequence->again || pins_.empty()) continue;  // who ran before must find room beside pins, too
+    const auto beside = check_fits_alone(beside_pins(), sequence->prompt, sequence->max_tokens,
+                                         fitted(sequence->wish, limits_.places()), sequence->host_window);
+    if (!beside)
+      return about(sequence->id, "waits to come in again, and would not fit beside pins", beside.error());
   }
   for (Sequence* sequence : running_) {
     const GroupingWish wish = wish_in_force(limits_, *sequence);
@@ -144,6 +149,33 @@ Result<void> ControlPlane::begin_moving() {
   }
   find_strays();
   return {};
+}
+
+// What pins leave of the pools, at least: what lies on a rank that leaves may come to any other.
+Limits ControlPlane::beside_pins() const {
+  Limits left = limits_;
+  const RankMask stay = change_->after.ranks();
+  std::set<BlockId> pinned;
+  for (const auto& [number, pin] : pins_) {
+    memory_.cache().for_each_run(pin.tail, [&](const Run& run, int64_t first, int64_t end) {
+      for (int64_t index = first; index < end; ++index)
+        pinned.insert(run.blocks[static_cast<size_t>(index - run.first_index)]);
+    });
+  }
+  const auto take = [](int64_t& pages) { pages = std::max<int64_t>(0, pages - 1); };
+  for (const BlockId id : pinned) {
+    for (const BlockPart& part : memory_.block(id).parts) {
+      const RankMask ranks = part.holders() | ((part.valid & stay) == 0 ? stay : RankMask{0});
+      for_each_rank(ranks, [&](int rank) {
+        take(left.pool_pages[static_cast<size_t>(rank)][static_cast<size_t>(part.stream)]);
+      });
+    }
+  }
+  for (const kv::Stream stream : kv::kAllStreams) {
+    int64_t& pages = left.host_pages[static_cast<size_t>(stream)];
+    pages = std::max<int64_t>(0, pages - pinned_host_blocks() * left.geometry.stream(stream).used_parts());
+  }
+  return left;
 }
 
 // A sequence of one rank stays there if it can.

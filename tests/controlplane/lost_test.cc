@@ -84,6 +84,24 @@ TEST_F(LostTest, WhoComesInAgainBesidePinsKeepsItsGroupingUntilThen) {
   h().expect_right(id);
 }
 
+// Two ranks have room for both, one has not.
+TEST_F(LostTest, WhoComesInAgainMustFitBesidePinsWhenRanksLeave) {
+  make(2, 20);
+  const auto striped = wish(kv::DecodeKind::kDcp, 2, kv::IndexKind::kSplit);
+  const RequestId pinned = h().submit(text(4, 40), 4, kTpWish);  // 10 full blocks on each
+  h().run_all();
+  h().feed(PinRequested{1, pinned});
+  const RequestId id = h().submit(text(3, 41), 20, striped);  // 15 blocks
+  for (int i = 0; i < 6; ++i) h().step();
+  lose(1);
+  ASSERT_EQ(h().plane.request(id)->state, RequestState::kWaiting);
+  ASSERT_EQ(h().plane.pinned_blocks(), 10);
+  h().feed(TopologyRequested{1, 1, false});
+  h().run_all();
+  EXPECT_EQ(h().topologies.at(0).error.code, ErrorCode::kTooLarge);
+  h().expect_right(id);
+}
+
 TEST_F(LostTest, APromptThatIsBeingReadGoesOn) {
   Limits limits = small_limits(2, 60);
   limits.max_chunk_rows = 8;
