@@ -29,6 +29,7 @@ void Core::handle(std::span<const controlplane::Event> events) {
   std::vector<Notice> notices = plane.handle(now, events);
   if (seams.notices) seams.notices(notices);
   ledger.take(notices);
+  ledger.place(plane);
 }
 
 }  // namespace weft::simulation

@@ -13,6 +13,8 @@ constexpr std::array<const char*, kPlanStages> kPlanStageNames = {"made",     "p
                                                                   "executed", "all but one", "applied"};
 constexpr std::array<const char*, kRequestStages> kRequestStageNames = {
     "waiting", "1st chunk", "prefill", "switch", "decode", "drafts", "ending", "moving"};
+constexpr std::array<const char*, kHostStages> kHostStageNames = {"waiting", "loading", "spilling", "reading",
+                                                                  "resting"};
 constexpr std::array<const char*, kMarks> kMarkNames = {"finished",
                                                         "stopped",
                                                         "hits",
@@ -68,7 +70,25 @@ constexpr std::array<const char*, kMarks> kMarkNames = {"finished",
                                                         "preempted",
                                                         "lost blocks",
                                                         "replayed rows",
-                                                        "gone moved"};
+                                                        "gone moved",
+                                                        "on host",
+                                                        "auto on host",
+                                                        "context refused",
+                                                        "host found",
+                                                        "host ended",
+                                                        "host spans",
+                                                        "host full hits",
+                                                        "host drafts",
+                                                        "host owned",
+                                                        "hot hits",
+                                                        "hot fetched",
+                                                        "hot left",
+                                                        "host regrouped",
+                                                        "host moved",
+                                                        "host replayed",
+                                                        "host pinned",
+                                                        "host pins hit",
+                                                        "stored on host"};
 constexpr std::array<const char*, daemon::kWorkerEvents> kEventNames = {"exited",  "ready",     "timeout",
                                                                         "want up", "want down", "hung"};
 
@@ -140,6 +160,7 @@ void Coverage::operator+=(const Coverage& other) {
   add(acts, other.acts);
   add(plans, other.plans);
   add(requests, other.requests);
+  add(hosts, other.hosts);
   add(supervisor, other.supervisor);
   add(marks, other.marks);
   seeds += other.seeds;
@@ -168,6 +189,8 @@ void print(std::ostream& out, const Coverage& coverage) {
   out << "\n";
   table(out, "fault, request", kFaultNames, kRequestStageNames, coverage.requests);
   out << "\n";
+  table(out, "fault, on host", kFaultNames, kHostStageNames, coverage.hosts);
+  out << "\n";
   table(out, "supervisor", state_names(), kEventNames, coverage.supervisor);
 }
 
@@ -190,6 +213,10 @@ std::vector<std::string> missing(const Coverage& coverage) {
     for (size_t s = 0; s < kRequestStages; ++s) {
       if (coverage.requests[f][s] == 0 && possible(static_cast<Fault>(f), static_cast<RequestStage>(s)))
         found.push_back(std::string(kFaultNames[f]) + " × request " + kRequestStageNames[s]);
+    }
+    for (size_t s = 0; s < kHostStages; ++s) {
+      if (coverage.hosts[f][s] == 0)
+        found.push_back(std::string(kFaultNames[f]) + " × on host " + kHostStageNames[s]);
     }
   }
   for (size_t s = 0; s < daemon::kWorkerStates; ++s) {

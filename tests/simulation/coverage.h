@@ -45,6 +45,16 @@ enum class RequestStage : uint8_t {
 };
 inline constexpr int kRequestStages = 8;
 
+// Of a request whose context lies on the host: which of these is the first that holds.
+enum class HostStage : uint8_t {
+  kWaiting,
+  kLoading,   // a plan in flight loads its index keys
+  kSpilling,  // it has full blocks on devices, and a plan in flight spills
+  kReading,   // a plan in flight reads its host blocks
+  kResting,
+};
+inline constexpr int kHostStages = 5;
+
 // What else must have happened.
 enum class Mark : uint8_t {
   kFinished,
@@ -103,13 +113,33 @@ enum class Mark : uint8_t {
   kLostBlocks,
   kReplayedRows,
   kGoneMoved,  // a rank whose worker was not there has left
+  // ---- contexts on the host
+  kOnHost,          // requests
+  kAutoOnHost,      // that did not ask for it
+  kContextRefused,  // where there can be none
+  kHostFound,       // they found a beginning of theirs there
+  kHostEnded,       // they got the whole answer
+  kHostSpans,       // rows that read host blocks
+  kHostFullHits,
+  kHostDrafts,
+  kHostOwned,   // rows of prompts on one rank each
+  kHotHits,     // entries that the hot buffers had
+  kHotFetched,  // that they took in
+  kHotLeft,     // for which they had no room
+  kHostRegrouped,
+  kHostMoved,     // while ranks changed
+  kHostReplayed,  // they came in again
+  kHostPinned,    // pins of copies alone
+  kHostPinsHit,
+  kStoredOnHost,  // those whose stored bytes were known to the byte
 };
-inline constexpr int kMarks = 56;
+inline constexpr int kMarks = 74;
 
 struct Coverage {
   std::array<int64_t, kActKinds> acts{};
   std::array<std::array<int64_t, kPlanStages>, kFaults> plans{};
   std::array<std::array<int64_t, kRequestStages>, kFaults> requests{};
+  std::array<std::array<int64_t, kHostStages>, kFaults> hosts{};
   std::array<std::array<int64_t, daemon::kWorkerEvents>, daemon::kWorkerStates> supervisor{};
   std::array<int64_t, kMarks> marks{};
   int64_t seeds = 0, short_seeds = 0;  // short: less events than asked for

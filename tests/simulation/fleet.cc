@@ -102,6 +102,7 @@ void Fleet::spawn(int rank) {
     return;
   }
   own.state = State::kLoading;
+  core_.workers.new_process(rank);
 }
 
 void Fleet::hung(int rank) {
@@ -197,7 +198,7 @@ bool Fleet::reap(int rank) {
     ++memories_lost_;
     core_.workers.lose(rank);
     engine_.feed_without_plans(MemoryLost{rank});
-    core_.ledger.memory_lost();
+    core_.ledger.memory_lost(core_.plane);
   }
   own.supervisor.record_exit(core_.now, "ended");
   apply(rank, WorkerEvent::kExited);

@@ -14,6 +14,7 @@ HostChecks::HostChecks(Core& core) : core_(core) {
   const Limits& limits = core.setup.limits;
   for (size_t stream = 0; stream < kv::kStreams; ++stream)
     host_[stream].resize(static_cast<size_t>(limits.host_pages[stream]));
+  read_.resize(host_[0].size());
   for_each_pool(limits.rank_count, [&](kv::Stream stream, int rank) {
     touched_[static_cast<size_t>(stream)].emplace_back(static_cast<size_t>(limits.pages(stream, rank)));
   });
@@ -26,11 +27,44 @@ void HostChecks::expects(bool ok, const Plan& plan, const char* what, const Host
 }
 
 void HostChecks::check(const Plan& plan) {
+  check_readers(plan);
   check_copies(plan);
   if (uses_host(plan) || std::any_of(core_.unapplied.begin(), core_.unapplied.end(),
                                      [](const auto& other) { return uses_host(*other); }))
     check_pages(plan);
   count(plan);
+}
+
+// f(span, block, page) of what rows read from the host pool.
+template <typename F>
+void HostChecks::for_each_host_page(const Plan& plan, F f) const {
+  const int parts = core_.setup.limits.geometry.first_part(kv::Stream::kIndexKeys);
+  for (const Span& span : plan.spans) {
+    for (int64_t block = 0; block < span.host_blocks; ++block) {
+      for (int part = 0; part < parts; ++part) f(span, block, core_.workers.host_page(span, block, part));
+    }
+  }
+}
+
+// What they read is there, and, while its request lives, none of what others could take.
+void HostChecks::check_readers(const Plan& plan) {
+  ++looks_;
+  int64_t kept = 0;
+  for_each_host_page(plan, [&](const Span& span, int64_t block, PageId page) {
+    core_.verdict.expect(Checker::kHost, host_[0].at(number(page)) == Copy::kThere, "step ",
+                         number(plan.step), " reads block ", block, " of request ", number(span.request),
+                         " in host page ", number(page), ", and it is not there");
+    if (!core_.ledger.live().contains(span.request)) return;
+    kept += std::exchange(read_[number(page)], looks_) == looks_ ? 0 : 1;
+  });
+  if (kept > 0) {
+    const int64_t used = core_.plane.host_pool(kv::Stream::kEntries).used;
+    core_.verdict.expect(Checker::kHost, kept <= used, "step ", number(plan.step), " reads ", kept,
+                         " host pages, and ", used, " are used");
+  }
+  for (const auto& other : core_.unapplied) {
+    for_each_host_page(*other, [&](const Span&, int64_t, PageId page) { read_[number(page)] = looks_; });
+  }
 }
 
 // Pages of the host pool.
@@ -47,6 +81,8 @@ void HostChecks::check_copies(const Plan& plan) {
   for (const HostCopy& spill : plan.spills) {
     for (const auto& other : core_.unapplied)
       expects(!named(*other, spill), plan, "spills to what a plan in flight names", spill);
+    expects(spill.stream != kv::Stream::kEntries || read_.at(number(spill.host_page)) != looks_, plan,
+            "spills to what rows read", spill);
     Copy& copy = host(spill);
     expects(copy != Copy::kSpilling, plan, "spills two pages to one", spill);
     core_.coverage.mark(Mark::kHostEvicted) += copy == Copy::kThere ? 1 : 0;
@@ -68,6 +104,7 @@ void HostChecks::for_each_page(const Plan& plan, F f) const {
     for (int64_t block = 0; block * geometry.block_tokens < span.start + span.rows; ++block) {
       const bool writes = !span.no_write && (block + 1) * geometry.block_tokens > span.start;
       for (int part = 0; part < geometry.parts(); ++part) {
+        if (core_.workers.on_host(span, block, part)) continue;
         const auto ids = core_.workers.pages(span, block, part);
         for (size_t rank = 0; rank < ids.size(); ++rank) {
           if (ids[rank] != kNoPage)
@@ -75,6 +112,14 @@ void HostChecks::for_each_page(const Plan& plan, F f) const {
               writes ? Use::kWritten : Use::kRead);
         }
       }
+    }
+  }
+  for (const Span& span : plan.spans) {
+    if (span.prefill || span.host_blocks == 0) continue;
+    const auto hot = core_.workers.hot_pages(span);
+    for (size_t i = 0; i < hot.size(); ++i) {
+      if (hot[i] != kNoPage)
+        f(kv::Stream::kEntries, static_cast<int>(i) % core_.setup.limits.rank_count, hot[i], Use::kWritten);
     }
   }
   for (const PageCopy& copy : plan.copies) {

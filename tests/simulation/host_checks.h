@@ -2,8 +2,9 @@
 // that are done, and who else touches the pages that a plan spills or loads.
 //
 // Checker "host". A page of the host pool is there once the plan that spilled it is done; until then nobody
-// loads it, and while a plan in flight names it, no other plan spills to it. A page of a device that is
-// spilled or loaded is written by nobody else in that step, or in any other plan in flight; one that is
+// loads it, and while a plan in flight names it, no other plan spills to it. A context on the host reads only
+// pages that are there, and as long as it may read them again nobody may take them. A page of a device that
+// is spilled or loaded is written by nobody else in that step, or in any other plan in flight; one that is
 // loaded is in no use before. What plans that are done have moved goes to the book, for checker "counters".
 #pragma once
 
@@ -32,6 +33,9 @@ class HostChecks {
   };
   template <typename F>
   void for_each_page(const Plan& plan, F f) const;
+  template <typename F>
+  void for_each_host_page(const Plan& plan, F f) const;
+  void check_readers(const Plan& plan);
   void check_copies(const Plan& plan);
   void check_pages(const Plan& plan);
   void count(const Plan& plan) const;
@@ -43,6 +47,7 @@ class HostChecks {
 
   Core& core_;
   std::array<std::vector<Copy>, kv::kStreams> host_;
+  std::vector<uint64_t> read_;  // by page of entries: the look in which a plan in flight reads it
   std::array<std::vector<std::vector<Touched>>, kv::kStreams> touched_;
   uint64_t looks_ = 0;
 };

@@ -18,10 +18,44 @@ void Ledger::remember(const ControlPlane& plane) {
   for (auto& [id, live] : live_) {
     live.before.reset();
     live.places = plane.limits().active();
-    if (live.arrival.use_prefix_cache) continue;
+    if (live.arrival.use_prefix_cache && !live.on_host) continue;
     const auto snapshot = plane.request(id);
     if (snapshot && snapshot->state != RequestState::kWaiting && !snapshot->switching) live.before = snapshot;
   }
+}
+
+void Ledger::place(const ControlPlane& plane) {
+  for (auto& [id, live] : live_) {
+    if (live.placed) continue;
+    const auto snapshot = plane.request(id);
+    if (!snapshot) continue;
+    live.placed = true;
+    live.on_host = snapshot->host_context;
+    const ContextPlace asked = live.arrival.context;
+    verdict_.expect(Checker::kNotices,
+                    live.on_host
+                        ? asked != ContextPlace::kDevice && host_refusal(live.arrival) == ErrorCode::kOk
+                        : asked != ContextPlace::kHost,
+                    "request ", number(id), " has its context ", live.on_host ? "on the host" : "on devices");
+    count(Mark::kOnHost, live.on_host);
+    count(Mark::kAutoOnHost, live.on_host && asked == ContextPlace::kAuto);
+  }
+}
+
+void Ledger::memory_lost(const ControlPlane& plane) {
+  for (auto& [id, live] : live_) {
+    live.prefilled = 0;
+    if (!live.before || live.before->host_blocks == 0) continue;
+    const auto snapshot = plane.request(id);
+    count(Mark::kHostReplayed, snapshot && snapshot->state == RequestState::kWaiting);
+  }
+}
+
+// With which error a request must be refused that asks for its context on the host; kOk: with none.
+ErrorCode Ledger::host_refusal(const RequestArrived& arrival) const {
+  if (limits_.index_topk == 0) return ErrorCode::kUnsupported;
+  if (limits_.host_pages[0] == 0) return ErrorCode::kFailedPrecondition;
+  return arrival.use_prefix_cache ? ErrorCode::kOk : ErrorCode::kInvalidArgument;
 }
 
 void Ledger::take(std::span<const Notice> notices) {
@@ -85,6 +119,9 @@ void Ledger::on(const RegroupedNotice& notice) {
     count(Mark::kRegrouped);
     count(Mark::kRegroupMoved, notice.bytes_moved > 0);
     count(Mark::kRegroupThinned, notice.pages_dropped > 0);
+    const auto live = live_.find(notice.request);
+    count(Mark::kHostRegrouped, live != live_.end() && live->second.on_host &&
+                                    notice.before != notice.after && notice.bytes_moved > 0);
     return;
   }
   count(Mark::kRegroupRefused);
@@ -136,6 +173,9 @@ void Ledger::on(const TopologyNotice& notice) {
     ++sums_.topology_changes;
     count(Mark::kGoneMoved, change.gone);
     count(Mark::kTopologyChanged);
+    count(Mark::kHostMoved, std::any_of(live_.begin(), live_.end(), [](const auto& one) {
+            return one.second.before && one.second.before->host_blocks > 0;
+          }));
     return count(Mark::kTopologyMoved, change.moved > 0);
   }
   if (change.gone) topology_ = change.before;
@@ -163,6 +203,7 @@ void Ledger::on(const FinishedNotice& notice) {
                   notice.accepted_tokens, " accepted against ", live.accepted);
   count(Mark::kDraftsEnd, live.accepted > 0 && notice.reason == FinishReason::kStop);
   count(Mark::kHits, notice.cached_tokens > 0);
+  count(Mark::kHostFound, live.on_host && notice.cached_tokens > 0);
   check_stored(notice, live);
   check_end(notice, live, truth);
 }
@@ -178,6 +219,7 @@ void Ledger::check_end(const FinishedNotice& notice, const Live& live, const Tru
       ++sums_.finished;
       count(Mark::kFinished);
       count(Mark::kStopped, notice.reason == FinishReason::kStop);
+      count(Mark::kHostEnded, live.on_host);
       return;
     case FinishReason::kCancelled:
       verdict_.expect(Checker::kNotices, live.cancelled, "request ", number(notice.request),
@@ -215,6 +257,14 @@ void Ledger::check_error(const FinishedNotice& notice, const Live& live, const T
       count(Mark::kUnknownParents);
       ++sums_.refused;
       return;
+    case ErrorCode::kUnsupported:
+    case ErrorCode::kFailedPrecondition:
+    case ErrorCode::kInvalidArgument:
+      expect(live.arrival.context == ContextPlace::kHost && notice.error.field == "context" &&
+             notice.error.code == host_refusal(live.arrival));
+      count(Mark::kContextRefused);
+      ++sums_.refused;
+      return;
     case ErrorCode::kResourceExhausted:
       if (notice.request != arriving_) {  // it waited, and pins leave no room
         expect(pins() > 0 && live.answered == 0);
@@ -233,9 +283,14 @@ void Ledger::check_error(const FinishedNotice& notice, const Live& live, const T
   ++sums_.failed;
 }
 
+// Index keys of a context that is on the host as far as it goes may still have to be loaded.
+bool Ledger::loads_wait(const FinishedNotice& notice, const Live& live) const {
+  return live.on_host && live.before->host_blocks * limits_.geometry.block_tokens >= notice.computed_tokens;
+}
+
 // Whole blocks under the rows that were computed and those that plans in flight were to compute.
 void Ledger::check_stored(const FinishedNotice& notice, const Live& live) {
-  if (!live.before) return;
+  if (!live.before || loads_wait(notice, live)) return;
   int64_t scheduled = notice.computed_tokens;
   for (const auto& plan : unapplied_) {
     for (const Span& span : plan->spans) {
@@ -243,16 +298,29 @@ void Ledger::check_stored(const FinishedNotice& notice, const Live& live) {
         scheduled = std::max(scheduled, span.start + span.rows);
     }
   }
-  const kv::StoredBytes by_place = kv::stored_bytes(limits_.geometry, live.before->placement.residency,
-                                                    scheduled, live.before->origin, live.places.count());
-  kv::StoredBytes implied{};
-  for (int place = 0; place < live.places.count(); ++place) {
-    for (size_t s = 0; s < kv::kStreams; ++s)
-      implied[s][static_cast<size_t>(live.places.rank(place))] = by_place[s][static_cast<size_t>(place)];
+  const auto of = [&](int64_t rows) {
+    const kv::StoredBytes by_place = kv::stored_bytes(limits_.geometry, live.before->placement.residency,
+                                                      rows, live.before->origin, live.places.count());
+    kv::StoredBytes bytes{};
+    for (int place = 0; place < live.places.count(); ++place) {
+      for (size_t s = 0; s < kv::kStreams; ++s)
+        bytes[s][static_cast<size_t>(live.places.rank(place))] = by_place[s][static_cast<size_t>(place)];
+    }
+    return bytes;
+  };
+  const kv::StoredBytes implied = of(scheduled);
+  bool right = !live.on_host && notice.stored == implied;
+  // Entries of host blocks are not among them; the plan that ended it may have brought some there.
+  for (int64_t blocks = live.before->host_blocks; live.on_host && !right; ++blocks) {
+    const int64_t rows = blocks * limits_.geometry.block_tokens;
+    if (rows > scheduled) break;
+    kv::StoredBytes left = implied;
+    for (size_t rank = 0; rank < kMaxRanks; ++rank) left[0][rank] -= of(rows)[0][rank];
+    right = notice.stored == left;
   }
-  verdict_.expect(Checker::kStored, notice.stored == implied, "request ", number(notice.request),
+  verdict_.expect(Checker::kStored, right, "request ", number(notice.request),
                   " is said to store other bytes than its residency implies for ", scheduled, " rows");
-  count(Mark::kStoredExactly);
+  count(live.on_host ? Mark::kStoredOnHost : Mark::kStoredExactly);
 }
 
 }  // namespace weft::simulation

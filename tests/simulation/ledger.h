@@ -34,6 +34,7 @@ class Ledger {
     int64_t answered = 0, drafted = 0, accepted = 0, prefilled = 0;
     bool cancelled = false, paused = false, unknown_parent = false;
     bool abandoned_alone = false;
+    bool placed = false, on_host = false;   // where its context lies, as soon as that is known
     std::optional<RequestSnapshot> before;  // the latest event, if its bytes are known from outside
     kv::Topology places;                    // of then
   };
@@ -41,6 +42,8 @@ class Ledger {
   // `unknown_parent`: it must be refused.
   void arrived(const RequestArrived& arrival, Time now, bool unknown_parent);
   void remember(const ControlPlane& plane);
+  // Where the contexts of those who came lie: as they asked.
+  void place(const ControlPlane& plane);
   void take(std::span<const Notice> notices);
 
   std::map<RequestId, Live>& live() { return live_; }
@@ -61,9 +64,7 @@ class Ledger {
   }
   bool changing() const { return change_.has_value(); }
   // Some requests may read their prompts again.
-  void memory_lost() {
-    for (auto& [id, live] : live_) live.prefilled = 0;
-  }
+  void memory_lost(const ControlPlane& plane);
   // The ranks that are to take part now, once.
   std::optional<RankMask> take_topology() { return std::exchange(topology_, std::nullopt); }
   int64_t pins() const { return std::ssize(pinned_); }
@@ -81,6 +82,8 @@ class Ledger {
   void on(const FinishedNotice& notice);
   void check_end(const FinishedNotice& notice, const Live& live, const Truth& truth);
   void check_error(const FinishedNotice& notice, const Live& live, const Truth& truth);
+  ErrorCode host_refusal(const RequestArrived& arrival) const;
+  bool loads_wait(const FinishedNotice& notice, const Live& live) const;
   void check_stored(const FinishedNotice& notice, const Live& live);
   Live& find(RequestId id);
   void count(Mark mark, bool happened = true) { coverage_.mark(mark) += happened ? 1 : 0; }

@@ -29,8 +29,12 @@ void PinBook::follow_pins() {
   });
   for (const PinSnapshot& one : now) {
     const auto [pin, fresh] = pins_.try_emplace(one.pin);
-    if (fresh) pin->second = {&core_.workers.truth(one.request), one.blocks, one.blocks, one.since};
+    if (fresh) pin->second = {&core_.workers.truth(one.request), one.blocks, 0, one.blocks, one.since};
     pin->second.blocks = one.blocks;
+    if (fresh && one.blocks == 0) {
+      pin->second.host = one.host_blocks;
+      ++core_.coverage.mark(Mark::kHostPinned);
+    }
   }
 }
 
@@ -38,9 +42,11 @@ void PinBook::take_failures() {
   const int64_t block_tokens = core_.setup.limits.geometry.block_tokens;
   for (const auto& failed : core_.ledger.take_failures()) {
     for (auto& [number, pin] : pins_) {
-      if (shared_blocks(core_.workers.truth(failed.request), *pin.truth) >
-          failed.cached_tokens / block_tokens)
-        pin.least = std::min(pin.least, failed.cached_tokens / block_tokens);
+      const int64_t trusted = failed.cached_tokens / block_tokens;
+      if (shared_blocks(core_.workers.truth(failed.request), *pin.truth) <= trusted) continue;
+      pin.least = std::min(pin.least, trusted);
+      // Whoever has locked a copy keeps it, and nobody else finds it.
+      pin.host = std::min(pin.host, trusted);
     }
   }
   const int64_t lost = core_.plane.counters().lost_blocks;
@@ -57,15 +63,16 @@ void PinBook::check_admitted(RequestId id) {
   const int64_t block_tokens = core_.setup.limits.geometry.block_tokens;
   int64_t blocks = 0;
   for (const auto& [number, pin] : pins_) {
-    if (pin.since < snapshot->admitted)
-      blocks = std::max(blocks, std::min(pin.blocks, shared_blocks(truth, *pin.truth)));
+    if (pin.since >= snapshot->admitted) continue;
+    const int64_t pinned = snapshot->host_context ? pin.host : pin.blocks;
+    blocks = std::max(blocks, std::min(pinned, shared_blocks(truth, *pin.truth)));
   }
   blocks = std::min(blocks, truth.prompt / block_tokens);
   const int64_t wanted = std::min(blocks * block_tokens, truth.prompt - 1);
   if (wanted <= 0 || (snapshot->cached_tokens == 0 && came_in_alone(*snapshot))) return;
   core_.verdict.expect(Checker::kPins, snapshot->cached_tokens >= wanted, "request ", weft::number(id),
                        " found ", snapshot->cached_tokens, " tokens, of which ", wanted, " are pinned");
-  ++core_.coverage.mark(Mark::kPinsHit);
+  ++core_.coverage.mark(snapshot->host_context ? Mark::kHostPinsHit : Mark::kPinsHit);
 }
 
 bool PinBook::came_in_alone(const RequestSnapshot& snapshot) const {

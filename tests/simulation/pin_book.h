@@ -1,8 +1,9 @@
 // Which contexts are pinned, from outside, and that they are found.
 //
 // Checker "pins": a request that comes in finds all that it shares with a pinned context, for as long as that
-// is pinned. A pin becomes shorter only by what a failed request had computed, and by what a device lost. A
-// request may come in without what is cached where nobody else runs and that costs more room than it saves.
+// is pinned; one whose context lies on the host, what of it is pinned there from its beginning on. A pin
+// becomes shorter only by what a failed request had computed, and by what a device lost. A request may come
+// in without what is cached where nobody else runs and that costs more room than it saves.
 #pragma once
 
 #include <map>
@@ -22,6 +23,7 @@ class PinBook {
   struct Pin {
     const Truth* truth = nullptr;
     int64_t blocks = 0;  // now
+    int64_t host = 0;    // of one that has none: copies on the host
     int64_t least = 0;   // that there must be
     Time since{};
   };

@@ -11,19 +11,20 @@ PlanChecks::PlanChecks(Core& core) : core_(core) {
 
 void PlanChecks::before() {
   prices_.clear();
-  preempted_.clear();
+  before_.clear();
   for (const auto& [id, live] : core_.ledger.live()) {
     const auto snapshot = core_.plane.request(id);
     if (!snapshot || snapshot->state == RequestState::kWaiting) continue;
     if (snapshot->thinned) continue;  // its wish does not say where it lies, and it may get copies back
     const auto price = core_.plane.price(id, snapshot->wish);
     if (price) prices_[id] = price->bytes_moved;
-    preempted_[id] = snapshot->preempted;
+    before_[id] = {snapshot->preempted, snapshot->host_blocks};
   }
 }
 
 void PlanChecks::check(const Plan& plan) {
   check_form(plan);
+  check_host_form(plan);
   check_pages(plan);
   check_copies(plan);
 }
@@ -76,6 +77,43 @@ void PlanChecks::check_form(const Plan& plan) {
   core_.coverage.mark(Mark::kCopies) += std::ssize(plan.copies);
 }
 
+// Host blocks come before all rows that are written, and become more; behind them only the window has
+// entries.
+void PlanChecks::check_host_form(const Plan& plan) {
+  const Limits& limits = core_.setup.limits;
+  const int64_t block_tokens = limits.geometry.block_tokens;
+  for (const Span& span : plan.spans) {
+    const auto live = core_.ledger.live().find(span.request);
+    const bool on_host = live != core_.ledger.live().end() && live->second.on_host;
+    const auto expect = [&](bool ok, const char* what) {
+      core_.verdict.expect(Checker::kPlan, ok, "step ", number(plan.step), ", request ", number(span.request),
+                           " with ", span.host_blocks, " host blocks: ", what);
+    };
+    if (!on_host) {
+      expect(span.host_blocks == 0, "its context is not on the host");
+      continue;
+    }
+    const int64_t end = span.start + span.rows;
+    expect(!span.pass_query, "its queries are passed");
+    expect(span.host_blocks * block_tokens <= (span.no_write ? end : span.start), "it writes into one");
+    expect(ceil_div(end, block_tokens) - span.host_blocks <= limits.host_window, "more than its window");
+    OnHost& last = on_host_[span.request];
+    const bool same = last.table == span.table && last.version == span.table_version;
+    expect(!same || span.host_blocks >= last.blocks, "it counted more of them before");
+    last = {span.table, span.table_version, span.host_blocks};
+    if (span.host_blocks == 0) continue;
+    ++core_.coverage.mark(Mark::kHostSpans);
+    core_.coverage.mark(Mark::kHostFullHits) += span.no_write ? 1 : 0;
+    core_.coverage.mark(Mark::kHostDrafts) += !span.prefill && span.rows > 1 ? 1 : 0;
+    core_.coverage.mark(Mark::kHostOwned) += span.split != kv::Split::kShared ? 1 : 0;
+  }
+  const int64_t hot_pages = ceil_div(limits.hot_tokens, block_tokens) *
+                            limits.geometry.stream(kv::Stream::kEntries).parts * limits.rank_count;
+  for (const HostTableWrite& write : plan.host_writes)
+    core_.verdict.expect(Checker::kPlan, std::ssize(write.hot_pages) <= hot_pages, "step ", number(plan.step),
+                         " names ", write.hot_pages.size(), " pages of a hot buffer");
+}
+
 // A page may be named by two requests only as the same full block of the same text that neither writes.
 void PlanChecks::check_pages(const Plan& plan) {
   if (!core_.verdict.on(Checker::kPages)) return;
@@ -96,19 +134,29 @@ void PlanChecks::name_pages(const Span& span) {
       if (core_.workers.on_host(span, block, part)) continue;
       const auto ids = core_.workers.pages(span, block, part);
       const uint64_t own = hash::fold(text, static_cast<uint64_t>(part));
-      for (size_t rank = 0; rank < ids.size(); ++rank) {
-        if (ids[rank] == kNoPage) continue;
-        Named& named = named_[static_cast<size_t>(geometry.stream_of(part))][rank].at(number(ids[rank]));
-        if (named.look != looks_) named = {looks_, own, span.request, false, false};
-        named.by_many = named.by_many || named.request != span.request;
-        named.written = named.written || writes;
-        core_.verdict.expect(
-            Checker::kPages, named.content == own && !(named.by_many && named.written), "page ",
-            number(ids[rank]), " of rank ", rank, " is block ", block, " of request ", number(span.request),
-            named.by_many ? ", and of request " : ", and another of request ", number(named.request));
-      }
+      for (size_t rank = 0; rank < ids.size(); ++rank)
+        name_page(span, geometry.stream_of(part), rank, ids[rank], own, writes, block);
     }
   }
+  // Pages of its hot buffer are nothing else, whether the rows use it or not.
+  const auto hot = core_.workers.hot_pages(span);
+  for (size_t i = 0; i < hot.size(); ++i)
+    name_page(span, kv::Stream::kEntries, i % static_cast<size_t>(core_.setup.limits.rank_count), hot[i],
+              hash::fold(number(span.request), ~uint64_t{0}), true, -1);
+}
+
+// As a block of the request; −1: as one of its hot buffer.
+void PlanChecks::name_page(const Span& span, kv::Stream stream, size_t rank, PageId page, uint64_t content,
+                           bool writes, int64_t block) {
+  if (page == kNoPage) return;
+  Named& named = named_[static_cast<size_t>(stream)][rank].at(number(page));
+  if (named.look != looks_) named = {looks_, content, span.request, false, false};
+  named.by_many = named.by_many || named.request != span.request;
+  named.written = named.written || writes;
+  core_.verdict.expect(
+      Checker::kPages, named.content == content && !(named.by_many && named.written), "page ", number(page),
+      " of rank ", rank, " is block ", block, " of request ", number(span.request),
+      named.by_many ? ", and of request " : ", and another of request ", number(named.request));
 }
 
 // Equal for full blocks of equal text that may be shared.
@@ -116,7 +164,8 @@ uint64_t PlanChecks::content(const Span& span, int64_t block) const {
   const Truth& truth = core_.workers.truth(span.request);
   const int64_t last = (block + 1) * core_.setup.limits.geometry.block_tokens - 1;
   const auto live = core_.ledger.live().find(span.request);
-  const bool shares = live == core_.ledger.live().end() || live->second.arrival.use_prefix_cache;
+  const bool shares =
+      live == core_.ledger.live().end() || (live->second.arrival.use_prefix_cache && !live->second.on_host);
   if (!shares || last >= truth.rows())
     return hash::fold(number(span.request), static_cast<uint64_t>(block) << 32);
   return hash::fold(truth.entry(last, 0, 1).key, static_cast<uint64_t>(block) << 32 | 1);
@@ -144,10 +193,14 @@ void PlanChecks::check_copies(const Plan& plan) {
         !targets.contains({static_cast<int>(copy.stream), copy.from_rank, number(copy.from_page)}), "step ",
         number(plan.step), " copies what it copies to");
   }
-  // Who left and came in again at once lies elsewhere.
+  // Who left and came in again at once lies elsewhere. Of blocks that turn out to be on the host already the
+  // entries need not move.
+  std::set<RequestId> less;
   std::erase_if(prices_, [&](const auto& price) {
     const auto snapshot = core_.plane.request(price.first);
-    return !snapshot || snapshot->preempted != preempted_[price.first];
+    const auto [preempted, host_blocks] = before_[price.first];
+    if (snapshot && snapshot->host_blocks > host_blocks) less.insert(price.first);
+    return !snapshot || snapshot->preempted != preempted;
   });
   // Of a change that is spread over plans: no more than what was left, and what is gone from that but for
   // what new rows add.
@@ -160,7 +213,7 @@ void PlanChecks::check_copies(const Plan& plan) {
   for (const RequestId id : order) {
     const auto price = prices_.find(id);
     if (price == prices_.end()) continue;
-    const bool first = id == order.front();
+    const bool first = id == order.front() && !less.contains(id);
     if (spreads(id)) {
       const auto left = core_.plane.price(id, core_.plane.request(id)->wish);
       core_.verdict.expect(Checker::kCopies,
@@ -180,7 +233,9 @@ void PlanChecks::check_copies(const Plan& plan) {
   // Whoever is in the plan and was to pay has paid.
   for (const Span& span : plan.spans) {
     const auto price = prices_.find(span.request);
-    if (price == prices_.end() || price->second == 0 || !order.empty() || spreads(span.request)) continue;
+    if (price == prices_.end() || price->second == 0 || !order.empty() || spreads(span.request) ||
+        less.contains(span.request))
+      continue;
     core_.verdict.expect(Checker::kCopies, false, "step ", number(plan.step), " copies nothing for request ",
                          number(span.request), ", the price was ", price->second);
   }

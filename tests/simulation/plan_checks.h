@@ -22,9 +22,12 @@ class PlanChecks {
 
  private:
   void check_form(const Plan& plan);
+  void check_host_form(const Plan& plan);
   void check_pages(const Plan& plan);
   void check_copies(const Plan& plan);
   void name_pages(const Span& span);
+  void name_page(const Span& span, kv::Stream stream, size_t rank, PageId page, uint64_t content, bool writes,
+                 int64_t block);
   uint64_t content(const Span& span, int64_t block) const;
 
   // Of a page, in one look over the plans in flight.
@@ -36,8 +39,16 @@ class PlanChecks {
   };
   Core& core_;
   std::map<RequestId, int64_t> prices_;  // bytes
-  std::map<RequestId, int64_t> preempted_;  // so often, before the plan
+  // Before the plan: how often it had left, and its host blocks.
+  std::map<RequestId, std::pair<int64_t, int64_t>> before_;
   std::array<std::vector<std::vector<Named>>, kv::kStreams> named_;
+  // Of a context on the host: its table, and how many host blocks its last plan counted.
+  struct OnHost {
+    TableId table{};
+    uint32_t version = 0;
+    int64_t blocks = 0;
+  };
+  std::map<RequestId, OnHost> on_host_;
   uint64_t looks_ = 0;
 };
 

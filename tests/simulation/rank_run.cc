@@ -1,5 +1,6 @@
 // What one rank does in one phase of a plan.
 #include <algorithm>
+#include <utility>
 
 #include "tests/simulation/workers.h"
 
@@ -61,6 +62,12 @@ struct Workers::RankRun {
   }
   // Spills go on beside the computing; they may be done at once, or last.
   bool spills_early() const { return mix64(number(plan().step) << 8 | static_cast<uint64_t>(rank)) % 2 == 0; }
+  // Of one span on this rank: each part of an entry has its share of the pages.
+  struct HotView {
+    worker::HotBuffer* buffer = nullptr;
+    std::vector<PageId> pages;
+    int64_t pages_each = 0;
+  };
   bool copies();
   bool spills();
   bool write(int layer);
@@ -73,7 +80,9 @@ struct Workers::RankRun {
   void check_inputs(const Span& span) const;
   void check_slot(const Span& span, int64_t position, int part, int layer, const Slot& slot) const;
   const Page& host_page(const Span& span, int64_t block, int part) const;
-  void use_hot_buffer(const Span& span);
+  HotView hot_view(const Span& span);
+  void fetch(const HotView& hot, size_t s, int part, int layer, int64_t end);
+  Slot* hot_slot(const HotView& hot, int64_t position, int part, int layer) const;
   void check_own_pages(const Span& span) const;
   void check_readers(const Span& span, int64_t block) const;
   void sample(const Span& span, size_t s, StepOutcome& outcome);
@@ -202,22 +211,64 @@ void Workers::RankRun::check_inputs(const Span& span) const {
 }
 
 const Workers::Page& Workers::RankRun::host_page(const Span& span, int64_t block, int part) const {
-  const int64_t parts = geometry().first_part(kv::Stream::kIndexKeys);
-  const std::vector<PageId>& host = w.tables_.at(number(span.table)).host;
-  return w.host_[static_cast<size_t>(kv::Stream::kEntries)].at(
-      number(host.at(static_cast<size_t>(block * parts + part))));
+  return w.host_[static_cast<size_t>(kv::Stream::kEntries)].at(number(w.host_page(span, block, part)));
 }
 
-// Whatever lay in the pages of its hot buffer is gone: nobody else counts on it.
-void Workers::RankRun::use_hot_buffer(const Span& span) {
-  if (span.prefill || span.host_blocks == 0) return;
-  const std::vector<PageId>& hot = w.tables_.at(number(span.table)).hot;
-  for (size_t at = static_cast<size_t>(rank); at < hot.size();
-       at += static_cast<size_t>(w.limits_.rank_count)) {
-    if (hot[at] == kNoPage) continue;
-    Page& page = w.page(kv::Stream::kEntries, rank, hot[at]);
+// A buffer that is new spoils its pages: nobody else counts on what lay there.
+Workers::RankRun::HotView Workers::RankRun::hot_view(const Span& span) {
+  HotView hot;
+  if (span.prefill || span.host_blocks == 0) return hot;
+  const std::span<const PageId> all = w.hot_pages(span);
+  for (size_t at = static_cast<size_t>(rank); at < all.size() && all[at] != kNoPage;
+       at += static_cast<size_t>(w.limits_.rank_count))
+    hot.pages.push_back(all[at]);
+  const int64_t parts = geometry().first_part(kv::Stream::kIndexKeys);
+  hot.pages_each = std::ssize(hot.pages) / parts;
+  if (hot.pages_each == 0) return hot;
+  const int64_t slots = hot.pages_each * geometry().block_tokens;
+  HotBuffers& own = w.hot_[static_cast<size_t>(rank)];
+  if (w.keep_hot) {
+    const auto of_this_size = static_cast<uint32_t>(number(span.table) + slots * w.limits_.table_count);
+    hot.buffer = &own.buffers.of(TableId{of_this_size}, 0, parts * kLayers, slots);
+    return hot;
+  }
+  hot.buffer = &own.buffers.of(span.table, span.table_version, parts * kLayers, slots);
+  if (std::exchange(own.versions[span.table], span.table_version) == span.table_version) return hot;
+  for (const PageId id : hot.pages) {
+    Page& page = w.page(kv::Stream::kEntries, rank, id);
     page.assign(page.size(), Slot{});
   }
+  return hot;
+}
+
+Workers::Slot* Workers::RankRun::hot_slot(const HotView& hot, int64_t position, int part, int layer) const {
+  const int32_t slot = hot.buffer->slot_of(part * kLayers + layer, static_cast<int32_t>(position));
+  if (slot < 0) return nullptr;
+  const PageId page = hot.pages[static_cast<size_t>(part * hot.pages_each + slot / geometry().block_tokens)];
+  return &w.page(kv::Stream::kEntries, rank, page)[static_cast<size_t>(slot % geometry().block_tokens)];
+}
+
+// Brings what the rows read of one part and layer into the hot buffer, as far as it has room.
+void Workers::RankRun::fetch(const HotView& hot, size_t s, int part, int layer, int64_t end) {
+  const Span& span = plan().spans[s];
+  const int64_t block_tokens = geometry().block_tokens;
+  std::vector<int32_t> positions;
+  for (int64_t block = 0; block < span.host_blocks; ++block) {
+    if (readable_page(span, s, block, part) == nullptr) continue;
+    for (int64_t p = block * block_tokens; p < std::min(end, (block + 1) * block_tokens); ++p)
+      positions.push_back(static_cast<int32_t>(p));
+  }
+  std::vector<worker::HotBuffer::Miss> misses;
+  const int64_t hits = hot.buffer->use(part * kLayers + layer, positions, misses);
+  for (const auto& miss : misses) {
+    const Page& from = host_page(span, miss.position / block_tokens, part);
+    Slot* to = hot_slot(hot, miss.position, part, layer);
+    (*to)[static_cast<size_t>(layer)] =
+        from[static_cast<size_t>(miss.position % block_tokens)][static_cast<size_t>(layer)];
+  }
+  w.hot_counts_.hits += hits;
+  w.hot_counts_.fetched += std::ssize(misses);
+  w.hot_counts_.left += std::ssize(positions) - hits - std::ssize(misses);
 }
 
 // The page that the rank reads of a block's part, if it reads it at all: of a shared span those of its
@@ -281,6 +332,9 @@ void Workers::RankRun::partials(int layer) {
     if (last == 0) continue;
     const int64_t right = span.start + right_rows(span);
     std::vector<const Page*> readable(static_cast<size_t>(geometry().parts()));
+    const HotView hot = hot_view(span);
+    for (int part = 0; hot.buffer != nullptr && part < geometry().first_part(kv::Stream::kIndexKeys); ++part)
+      fetch(hot, s, part, layer, span.start + last);
     PartSums sums(geometry().parts());
     for (int64_t position = 0; position < span.start + last; ++position) {
       if (position % block_tokens == 0) {
@@ -290,9 +344,13 @@ void Workers::RankRun::partials(int layer) {
       for (int part = 0; part < geometry().parts(); ++part) {
         const Page* page = readable[static_cast<size_t>(part)];
         if (page == nullptr) continue;
-        const Slot& slot = (*page)[static_cast<size_t>(position % block_tokens)];
-        if (position < right) check_slot(span, position, part, layer, slot);
-        sums.add(part, slot[static_cast<size_t>(layer)].entry);
+        const Slot* slot = &(*page)[static_cast<size_t>(position % block_tokens)];
+        if (hot.buffer != nullptr && w.on_host(span, position / block_tokens, part)) {
+          const Slot* fetched = hot_slot(hot, position, part, layer);
+          if (fetched != nullptr) slot = fetched;
+        }
+        if (position < right) check_slot(span, position, part, layer, *slot);
+        sums.add(part, (*slot)[static_cast<size_t>(layer)].entry);
       }
       if (position >= span.start && computes(s, position - span.start))
         out[static_cast<size_t>(position - span.start)] = sums;
@@ -344,7 +402,6 @@ bool Workers::RankRun::finish() {
   StepOutcome outcome{plan().step, rank, {}};
   for (size_t s = 0; s < plan().spans.size(); ++s) {
     const Span& span = plan().spans[s];
-    use_hot_buffer(span);
     check_own_pages(span);
     if (place == 0) w.rows_run_ += span.rows;
     if (span.sampler_rank == place) sample(span, s, outcome);

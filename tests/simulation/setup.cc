@@ -23,6 +23,27 @@ void draw_host_pool(Draw& draw, Limits& limits) {
   limits.host_plan_bytes = draw.one_of(std::array{int64_t{1}, 2 * block_bytes, limits.host_plan_bytes});
 }
 
+// Of a model whose rows select what they read. Often index keys have room for contexts whose entries do not
+// fit the devices, and the host has it.
+void draw_host_contexts(Draw& draw, Limits& limits) {
+  if (!limits.uses(kv::Stream::kIndexKeys) || draw.chance(25)) return;
+  limits.index_topk = 1 + draw.below(30);
+  limits.hot_tokens = draw.one_of(std::array{int64_t{0}, 1 + draw.below(16), 1 + draw.below(80)});
+  limits.host_window = 1 + draw.below(draw.chance(50) ? 4 : 16);
+  const int64_t whole = limits.table_blocks();
+  if (draw.chance(60)) {
+    const int64_t parts = limits.geometry.stream(kv::Stream::kEntries).used_parts();
+    for (auto& pages : limits.pool_pages)
+      pages = {(2 + whole / 4 + draw.below(whole / 2)) * parts, whole + draw.below(whole * 3)};
+  }
+  if (draw.chance(60)) {
+    for (const kv::Stream stream : kv::kAllStreams) {
+      int64_t& pages = limits.host_pages[static_cast<size_t>(stream)];
+      pages = std::max(pages, (whole + draw.below(whole * 3)) * limits.geometry.stream(stream).used_parts());
+    }
+  }
+}
+
 Limits draw_limits(Draw& draw) {
   Limits limits;
   limits.rank_count = draw.one_of(std::array{1, 2, 2, 3, 4, 4, 6, 8});
@@ -55,6 +76,7 @@ Limits draw_limits(Draw& draw) {
   limits.calm_plans = 1 + draw.below(30);
   limits.eviction = draw.chance(50) ? controlplane::Eviction::kReuse : controlplane::Eviction::kLru;
   draw_host_pool(draw, limits);
+  draw_host_contexts(draw, limits);
   return limits;
 }
 
@@ -94,6 +116,10 @@ Setup setup_of(uint64_t seed) {
   if (draw.chance(50)) setup.weights[static_cast<size_t>(ActKind::kRush)] *= 8;
   setup.short_answers = draw.below(100);
   setup.turns = draw.one_of(std::array{0, 20, 50});
+  setup.on_host = setup.limits.index_topk > 0 && setup.limits.host_pages[0] > 0
+                      ? draw.one_of(std::array{5, 20, 50, 90})
+                      : draw.below(5);
+  setup.on_device = draw.one_of(std::array{2, 8});
   setup.poison = draw.below(4);
   // In some seeds the control plane hears late of what is done, and plans that kill workers pile up behind
   // it.

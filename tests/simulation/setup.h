@@ -27,6 +27,7 @@ struct Setup {
   Duration tick{};  // the most that passes with an act; the other times follow it
   Duration hang_deadline{};
   int64_t short_answers = 0, turns = 0;            // percent
+  int64_t on_host = 0, on_device = 0;              // requests that ask for their context there, percent
   int64_t poison = 0, nan = 0, with_deadline = 0;  // requests, percent
   int64_t max_live = 0;                            // requests at once
 };

@@ -17,7 +17,11 @@ RequestArrived Traffic::arrival(Draw& draw) {
   const Limits& limits = core_.setup.limits;
   RequestArrived arrival;
   arrival.request = RequestId{++requests_};
-  arrival.use_prefix_cache = draw.chance(80);
+  const int64_t place = draw.below(100);
+  arrival.context = place < core_.setup.on_host                           ? ContextPlace::kHost
+                    : place < core_.setup.on_host + core_.setup.on_device ? ContextPlace::kDevice
+                                                                          : ContextPlace::kAuto;
+  arrival.use_prefix_cache = draw.chance(arrival.context == ContextPlace::kHost ? 96 : 80);
   std::vector<uint32_t> text =
       requests_ > 1 && draw.chance(core_.setup.turns) ? turn(draw, arrival) : new_prompt(draw, arrival);
   const int64_t length = std::ssize(text);

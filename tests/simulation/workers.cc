@@ -53,6 +53,14 @@ void Workers::write_tables(const Plan& plan, std::span<const std::shared_ptr<con
   const int64_t host_parts = limits_.geometry.first_part(kv::Stream::kIndexKeys);
   for (const HostTableWrite& write : plan.host_writes) {
     Table& table = tables_.at(number(write.table));
+    for (const auto& other : in_flight) {
+      for (const Span& span : other->spans)
+        verdict_.expect(
+            Checker::kPlan,
+            span.table != write.table || (!write.new_table && write.first_block >= span.host_blocks),
+            "the host table ", number(write.table), " is written where step ", number(other->step),
+            " reads it");
+    }
     verdict_.expect(Checker::kPlan, write.first_block * host_parts == std::ssize(table.host),
                     "a host table is not appended to where it ends");
     verdict_.expect(Checker::kPlan, write.hot_pages.empty() || write.new_table,
@@ -93,6 +101,15 @@ std::span<const PageId> Workers::pages(const Span& span, int64_t block, int part
   const int64_t first = (block * limits_.geometry.parts() + part) * limits_.rank_count;
   CHECK_LE(first + limits_.rank_count, std::ssize(table.pages));
   return std::span(table.pages).subspan(static_cast<size_t>(first), static_cast<size_t>(limits_.rank_count));
+}
+
+PageId Workers::host_page(const Span& span, int64_t block, int part) const {
+  const Table& table = tables_.at(number(span.table));
+  const int64_t at = block * limits_.geometry.first_part(kv::Stream::kIndexKeys) + part;
+  verdict_.expect(Checker::kPlan, table.version == span.table_version && at < std::ssize(table.host),
+                  "request ", number(span.request), " counts block ", block,
+                  " as one on the host, and its table does not name it");
+  return at < std::ssize(table.host) ? table.host[static_cast<size_t>(at)] : PageId{0};
 }
 
 Workers::Entry* Workers::current(int rank) {

@@ -7,7 +7,12 @@
 // the plan says. Each slot read is compared with the oracle (checker "bytes"); the token that comes out is
 // compared by whoever reads the results.
 //
-// Pages, tables and the token table outlive the workers; begin_epoch() forgets all else. Not thread-safe.
+// Of blocks that lie on the host a rank reads the host's pages through the host table; its decode rows look
+// first into the hot buffer, which is the worker's own (worker/model/hot_buffer.h) over pages of the rank's
+// pool.
+//
+// Pages, tables and the token table outlive the workers, hot buffers the epochs of a process; begin_epoch()
+// forgets all else. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -24,6 +29,7 @@
 #include "kv/row_split.h"
 #include "tests/simulation/oracle.h"
 #include "tests/simulation/verdict.h"
+#include "worker/model/hot_buffer.h"
 
 namespace weft::simulation {
 
@@ -51,9 +57,12 @@ class Workers {
     ring_.clear();
     lost_ = false;
   }
+  // A new process knows nothing of what lies in its rank's hot buffers.
+  void new_process(int rank) { hot_[static_cast<size_t>(rank)] = {}; }
   // Nothing is left of what a rank's pools held. Whoever still runs may read that, and is not listened to.
   void lose(int rank) {
     lost_ = true;
+    new_process(rank);
     for (auto& stream : pools_) {
       for (Page& page : stream[static_cast<size_t>(rank)]) page.assign(page.size(), Slot{});
     }
@@ -64,6 +73,10 @@ class Workers {
   bool on_host(const Span& span, int64_t block, int part) const {
     return block < span.host_blocks && limits_.geometry.stream_of(part) == kv::Stream::kEntries;
   }
+  // From which page of it.
+  PageId host_page(const Span& span, int64_t block, int part) const;
+  // Its hot buffer's pages, [page][rank].
+  std::span<const PageId> hot_pages(const Span& span) const { return tables_.at(number(span.table)).hot; }
 
   // ---- a worker's side
   // It has something to do and need not wait for others.
@@ -83,12 +96,20 @@ class Workers {
 
   int64_t rows_run() const { return rows_run_; }
   int64_t slots_read() const { return slots_read_; }
+  // Slots of host blocks that decode rows with a hot buffer read: found in it, brought there, and left where
+  // they are.
+  struct HotCounts {
+    int64_t hits = 0, fetched = 0, left = 0;
+  };
+  const HotCounts& hot_counts() const { return hot_counts_; }
 
   // A planted mistake: the rank's sums of the second layer never reach the others.
   std::function<bool(int rank)> lose_sums;
   // Planted mistakes: a copy that does not happen, between ranks or to and from the host.
   std::function<bool(const PageCopy&)> lose_copy;
   std::function<bool(const HostCopy&)> lose_spill, lose_load;
+  // A planted mistake: what a hot buffer has outlives its table.
+  bool keep_hot = false;
 
  private:
   struct Stored {
@@ -144,6 +165,12 @@ class Workers {
   std::map<RequestId, Truth> truths_;
   std::deque<Entry> ring_;
   std::array<std::deque<StepOutcome>, kMaxRanks> results_;
+  struct HotBuffers {  // of one process
+    worker::HotBuffers buffers;
+    std::map<TableId, uint32_t> versions;  // of the tables that it has buffers of
+  };
+  std::array<HotBuffers, kMaxRanks> hot_;
+  HotCounts hot_counts_;
   bool lost_ = false;  // some memory, in this epoch
   int64_t rows_run_ = 0;
   mutable int64_t slots_read_ = 0;

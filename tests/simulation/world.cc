@@ -222,21 +222,28 @@ bool World::pass_to_deadline() {
 
 World::Stages World::stages() const {
   Stages out;
-  for (const auto& one : engine_.standing()) out.first.push_back(one.stage);
-  if (out.first.empty()) out.first.push_back(PlanStage::kApplied);
-  for (const auto& [id, live] : core_.ledger.live()) out.second.push_back(stage_of(id));
+  for (const auto& one : engine_.standing()) out.plans.push_back(one.stage);
+  if (out.plans.empty()) out.plans.push_back(PlanStage::kApplied);
+  for (const auto& [id, live] : core_.ledger.live()) {
+    out.requests.push_back(stage_of(id));
+    if (const auto stage = host_stage_of(id, live)) out.hosts.push_back(*stage);
+  }
   return out;
 }
 
 void World::count_fault(Fault fault, const Stages& at) {
-  for (const PlanStage stage : at.first)
+  for (const PlanStage stage : at.plans)
     ++core_.coverage.plans[static_cast<size_t>(fault)][static_cast<size_t>(stage)];
-  for (const RequestStage stage : at.second)
+  for (const RequestStage stage : at.requests)
     ++core_.coverage.requests[static_cast<size_t>(fault)][static_cast<size_t>(stage)];
+  for (const HostStage stage : at.hosts)
+    ++core_.coverage.hosts[static_cast<size_t>(fault)][static_cast<size_t>(stage)];
 }
 
 void World::count_request_fault(Fault fault, RequestId id) {
   ++core_.coverage.requests[static_cast<size_t>(fault)][static_cast<size_t>(stage_of(id))];
+  if (const auto stage = host_stage_of(id, core_.ledger.live().at(id)))
+    ++core_.coverage.hosts[static_cast<size_t>(fault)][static_cast<size_t>(*stage)];
   auto& plans = core_.coverage.plans[static_cast<size_t>(fault)];
   bool any = false;
   for (const auto& one : engine_.standing()) {
@@ -265,6 +272,25 @@ RequestStage World::stage_of(RequestId id) const {
   if (snapshot->state == RequestState::kDecode) return RequestStage::kDecode;
   return snapshot->computed_tokens == snapshot->cached_tokens ? RequestStage::kFirstChunk
                                                               : RequestStage::kPrefill;
+}
+
+std::optional<HostStage> World::host_stage_of(RequestId id, const Ledger::Live& live) const {
+  if (!live.on_host) return std::nullopt;
+  const auto snapshot = core_.plane.request(id);
+  if (!snapshot || snapshot->state == RequestState::kWaiting) return HostStage::kWaiting;
+  bool loads = false, spills = false, reads = false;
+  for (const auto& plan : core_.unapplied) {
+    loads = loads || std::any_of(plan->loads.begin(), plan->loads.end(),
+                                 [&](const HostCopy& load) { return load.request == id; });
+    spills = spills || !plan->spills.empty();
+    reads = reads || std::any_of(plan->spans.begin(), plan->spans.end(), [&](const Span& span) {
+              return span.request == id && span.host_blocks > 0;
+            });
+  }
+  const int64_t full = snapshot->computed_tokens / core_.setup.limits.geometry.block_tokens;
+  if (loads) return HostStage::kLoading;
+  if (spills && full > snapshot->host_blocks) return HostStage::kSpilling;
+  return reads ? HostStage::kReading : HostStage::kResting;
 }
 
 // ---- the end
@@ -300,6 +326,10 @@ void World::settle() {
   core_.coverage.mark(Mark::kHostHits) += core_.plane.counters().host_hit_tokens > 0 ? 1 : 0;
   core_.coverage.mark(Mark::kPasses) += core_.plane.counters().passes;
   core_.coverage.mark(Mark::kEvictions) += core_.plane.counters().evicted_blocks;
+  const Workers::HotCounts& hot = core_.workers.hot_counts();
+  core_.coverage.mark(Mark::kHotHits) += hot.hits;
+  core_.coverage.mark(Mark::kHotFetched) += hot.fetched;
+  core_.coverage.mark(Mark::kHotLeft) += hot.left;
   core_.coverage.rows += core_.workers.rows_run();
   core_.coverage.slots += core_.workers.slots_read();
   ++core_.coverage.seeds;

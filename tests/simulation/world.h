@@ -40,13 +40,18 @@ class World {
   void pass(Duration duration);
   bool pass_to_deadline();
   // Of all plans in flight, and of all requests.
-  using Stages = std::pair<std::vector<PlanStage>, std::vector<RequestStage>>;
+  struct Stages {
+    std::vector<PlanStage> plans;
+    std::vector<RequestStage> requests;
+    std::vector<HostStage> hosts;
+  };
   Stages stages() const;
   // A fault of workers or transport meets them all.
   void count_fault(Fault fault, const Stages& at);
   void count_fault(Fault fault) { count_fault(fault, stages()); }
   void count_request_fault(Fault fault, RequestId id);
   RequestStage stage_of(RequestId id) const;
+  std::optional<HostStage> host_stage_of(RequestId id, const Ledger::Live& live) const;
   void finish_workers(Draw& draw);
 
   Core core_;
