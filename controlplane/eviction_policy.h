@@ -10,12 +10,13 @@
 
 namespace weft::controlplane {
 
-// The chain of a request that gave its blocks back: since when, and what kinds of chain it is of, in the
-// policy's own words. Not `known`: nothing is known of it.
+// The chain of a request that gave its blocks back: since when, and what is known of it, in the policy's own
+// words. `begun`: the request has not ended. Not `known`: nothing is known of it.
 struct Unused {
   Time since{};
-  std::array<uint32_t, 2> kinds{};
+  std::array<uint8_t, 8> steps{};
   bool known = false;
+  bool begun = false;
 };
 
 class EvictionPolicy {

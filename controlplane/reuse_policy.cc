@@ -8,32 +8,41 @@
 namespace weft::controlplane {
 namespace {
 
-// ---- kinds. The numbers were chosen on one half of recorded agent sessions (docs/benchmarks.md).
-constexpr double kForget = 0.8;      // weight of an older gap beside the next one
-constexpr double kLongSeconds = 45;  // somebody thinks
-constexpr double kTypicalLog = 2.7, kTypicalShortLog = 2.2;
+// ---- what is known, in steps. The numbers were chosen on one half of recorded agent sessions
+// (docs/benchmarks.md): each step has about as many requests.
+constexpr double kRecently = 0.8, kLately = 0.95;  // weight of an older gap beside the next one
+constexpr double kLongSeconds = 45;                // somebody thinks
+constexpr double kTypicalGap = 2.7, kTypicalShortGap = 2.2, kTypicalService = 1.8;  // logarithms of seconds
+constexpr int64_t kTypicalGrowth = 10;
 
-uint32_t step_of(double value, double first, double width, uint32_t count) {
-  const double step = std::floor((value - first) / width);
-  return static_cast<uint32_t>(std::clamp(step, 0.0, static_cast<double>(count - 1)));
+using Edges = std::array<double, kSteps - 1>;  // where the next step begins
+constexpr Edges kLast = {1.39, 1.79, 2.20, 2.83, 4.09};
+constexpr Edges kRecent = {2.04, 2.29, 2.50, 2.70, 2.94};
+constexpr Edges kAll = {2.03, 2.25, 2.43, 2.62, 2.84};
+constexpr Edges kLongs = {0.05, 0.10, 0.15, 0.20, 0.30};
+constexpr Edges kShorts = {1.87, 2.00, 2.13, 2.26, 2.43};
+constexpr Edges kBlocks = {6.70, 7.05, 7.30, 7.55, 7.75};
+constexpr Edges kGrowth = {1.39, 1.79, 2.30, 2.83, 3.60};
+constexpr Edges kServices = {1.50, 1.68, 1.85, 2.04, 2.30};
+constexpr Edges kService = {1.30, 1.56, 1.79, 2.06, 2.55};
+
+double log_of(double at_least_one) { return std::log(std::max(at_least_one, 1.0)); }
+
+uint8_t step_of(double value, const Edges& edges) {
+  return static_cast<uint8_t>(std::upper_bound(edges.begin(), edges.end(), value) - edges.begin());
 }
 
-double mean_log(const ChainHistory& history) {
-  return (history.sum + kTypicalLog) / (static_cast<double>(history.gaps) + 1);
-}
-
-// By the share of long gaps lately, the scale of the short ones, and the last gap.
-uint32_t by_rhythm(const ChainHistory& history) {
-  const uint32_t longs = step_of((history.longs + 0.25) / (history.weight + 1), 0, 0.125, 5);
-  const double scale = (history.short_sum + 2 * kTypicalShortLog) / (history.short_weight + 2);
-  const double last = std::exp(history.last);
-  return (longs * 6 + step_of(scale, 1.5, 0.35, 6)) * 3 + (last >= kLongSeconds ? 2 : last > 12 ? 1 : 0);
-}
-
-// By the mean of all gaps, and the last one.
-uint32_t by_mean(const ChainHistory& history) {
-  const uint32_t last = step_of(history.last / std::log(2.0), std::log2(5.0) - 1, 1, 5);
-  return last * 10 + step_of(mean_log(history), 1.6, 0.35, 10);
+Steps steps_of(const ChainHistory& history, bool begun, double service) {
+  return {
+      step_of(history.gaps == 0 ? kTypicalGap : history.last, kLast),
+      step_of(history.recent.mean(kTypicalGap, 1), kRecent),
+      step_of(history.all.mean(kTypicalGap, 1), kAll),
+      step_of(history.longs.mean(0.25, 1), kLongs),
+      step_of(history.shorts.mean(kTypicalShortGap, 2), kShorts),
+      step_of(log_of(static_cast<double>(history.blocks)), kBlocks),
+      step_of(log_of(static_cast<double>(history.growth)), kGrowth),
+      begun ? step_of(history.services.mean(kTypicalService, 1), kServices) : step_of(service, kService),
+  };
 }
 
 // ---- marks: every kMarkBlocks-th block of a prompt; the last two of a chain are remembered, for the very
@@ -45,132 +54,149 @@ int64_t last_mark(int64_t blocks) {
 }
 int64_t mark_before(int64_t mark) { return mark <= kMarkBlocks ? mark - 1 : mark - kMarkBlocks; }
 
-constexpr double kPricePerTurnover = 0.67;
+constexpr double kPricePerTurnover = 0.4;
 constexpr double kLongestTurnover = 24 * 3600;
+
+double age_seconds(const Unused& unused, Time now) { return std::max(0.0, seconds(now - unused.since)); }
+
+Time end_of_age(const Unused& unused, int age) {
+  return unused.since + Duration(static_cast<int64_t>(ReturnOdds::begin(age + 1) * 1e9));
+}
 
 }  // namespace
 
-void ChainHistory::add(double seconds) {
-  const double log = std::log(std::max(seconds, 1.0));
+void ChainHistory::add_gap(double seconds) {
   const bool is_long = seconds >= kLongSeconds;
   ++gaps;
-  last = log;
-  sum += log;
-  weight = weight * kForget + 1;
-  longs = longs * kForget + (is_long ? 1 : 0);
-  if (is_long) return;
-  short_weight = short_weight * kForget + 1;
-  short_sum = short_sum * kForget + log;
+  last = log_of(seconds);
+  recent.add(last, kRecently);
+  all.add(last, kLately);
+  longs.add(is_long ? 1 : 0, kLately);
+  if (!is_long) shorts.add(last, kRecently);
 }
 
 ChainHistory ReusePolicy::arrived(const Identities& prompt, Time now) {
+  ChainHistory history;
+  history.growth = kTypicalGrowth;
   for (int64_t mark = last_mark(prompt.size()); mark > 0; mark = mark_before(mark)) {
     const auto found = by_mark_.find(prompt[mark - 1]);
     if (found == by_mark_.end()) continue;
     const auto record = found->second;
-    ChainHistory history = record->history;
-    for (const Unused* unused : {&record->begun, &record->ended}) {
-      if (!unused->known) continue;
-      for (const uint32_t kind : unused->kinds) table(kind).returned(unused->since, now);
-    }
-    const Unused& last = record->ended.known ? record->ended : record->begun;
-    history.add(std::max(0.0, seconds(now - last.since)));
-    drop_marks(record);
-    records_.erase(record);
-    return history;
+    history = record->history;
+    for (const Watch* watch : {&record->begun, &record->ended}) returned(*watch, now);
+    const Watch& last = record->ended.unused.known ? record->ended : record->begun;
+    history.add_gap(age_seconds(last.unused, now));
+    history.growth = std::max<int64_t>(0, prompt.size() - history.blocks);
+    erase(record);
+    break;
   }
-  return {};
+  history.blocks = prompt.size();
+  history.arrived = now;
+  return history;
 }
 
-Unused ReusePolicy::open(const ChainHistory& history, bool begun, Time now) {
-  // Four groups of kinds: two systems, each for requests that have begun and those that have ended.
-  constexpr uint32_t kGroup = 256;
-  const uint32_t first = begun ? 2 * kGroup : 0;
-  Unused unused{now, {first, first + kGroup}, true};
-  if (history.gaps > 0) {
-    unused.kinds[0] += 1 + by_rhythm(history);
-    unused.kinds[1] += 1 + by_mean(history);
-  }
-  const double centre = history.gaps == 0 ? kTypicalLog : 0.75 * mean_log(history) + 0.25 * history.last;
-  for (const uint32_t kind : unused.kinds) {
-    tables_.try_emplace(kind, std::exp(centre)).first->second.opened(now);
-  }
-  return unused;
+// Ages that advance() has not told of yet, too. (It may have told of more: a request counts from its arrival,
+// but is known only when it is let in.)
+void ReusePolicy::returned(const Watch& watch, Time now) {
+  if (!watch.unused.known) return;
+  const int last = ReturnOdds::age(age_seconds(watch.unused, now));
+  for (int age = watch.age; age < last; ++age) odds(watch.unused.begun).learn(watch.unused.steps, age, false);
+  odds(watch.unused.begun).learn(watch.unused.steps, last, true);
 }
 
 // A new record, or the one that begun() made.
-ReusePolicy::Record& ReusePolicy::record_of(const ChainHistory& history, const Identities& identities,
-                                            int64_t prompt) {
+ReusePolicy::Record& ReusePolicy::record_of(const Identities& identities, int64_t prompt) {
   const int64_t mark = last_mark(prompt);
   CHECK_GT(mark, 0);
   const auto found = by_mark_.find(identities[mark - 1]);
-  if (found != by_mark_.end() && found->second->begun.known && !found->second->ended.known) {
+  if (found != by_mark_.end() && found->second->begun.unused.known && !found->second->ended.unused.known) {
     records_.splice(records_.end(), records_, found->second);
     return records_.back();
   }
-  Record record;
-  record.history = history;
-  records_.push_back(record);
-  const auto at = std::prev(records_.end());
+  const auto at = records_.emplace(records_.end());
+  at->number = ++numbers_;
+  by_number_[at->number] = at;
   for (int64_t m = mark; m > 0 && at->mark_count < at->marks.size(); m = mark_before(m)) {
     // Of two chains that end alike the later one is known by it.
     by_mark_.insert_or_assign(identities[m - 1], at);
     at->marks[at->mark_count++] = identities[m - 1];
   }
-  if (records_.size() > kHistories) {
-    const auto oldest = records_.begin();
-    for (const Unused* unused : {&oldest->begun, &oldest->ended}) {
-      if (!unused->known) continue;
-      for (const uint32_t kind : unused->kinds) table(kind).lost(unused->since, counted_);
-    }
-    drop_marks(oldest);
-    records_.erase(oldest);
-  }
+  if (records_.size() > kHistories) erase(records_.begin());
   return *at;
 }
 
-void ReusePolicy::drop_marks(Records::iterator record) {
+void ReusePolicy::erase(Records::iterator record) {
+  for (const Watch* watch : {&record->begun, &record->ended}) unfollow(*record, *watch);
   for (size_t i = 0; i < record->mark_count; ++i) {
     const auto found = by_mark_.find(record->marks[i]);
     if (found != by_mark_.end() && found->second == record) by_mark_.erase(found);
   }
+  by_number_.erase(record->number);
+  records_.erase(record);
+}
+
+ReusePolicy::Due ReusePolicy::due(const Record& record, const Watch& watch) {
+  return {end_of_age(watch.unused, watch.age), record.number, watch.unused.begun};
+}
+
+void ReusePolicy::follow(const Record& record, const Watch& watch) {
+  if (watch.age < ReturnOdds::kAges) due_.insert(due(record, watch));
+}
+
+void ReusePolicy::unfollow(const Record& record, const Watch& watch) {
+  if (watch.unused.known && watch.age < ReturnOdds::kAges) CHECK_EQ(due_.erase(due(record, watch)), 1u);
+}
+
+Unused ReusePolicy::begin_watch(Record& record, Watch& watch, const Unused& unused) {
+  unfollow(record, watch);
+  watch = {unused, 0};
+  follow(record, watch);
+  return unused;
 }
 
 Unused ReusePolicy::ended(const ChainHistory& history, const Identities& identities, int64_t prompt,
                           Time now) {
   if (prompt == 0) return {};
-  return record_of(history, identities, prompt).ended = open(history, false, now);
+  Record& record = record_of(identities, prompt);
+  const double service = log_of(seconds(now - history.arrived));
+  record.history = history;
+  record.history.services.add(service, kRecently);
+  return begin_watch(record, record.ended, {now, steps_of(history, false, service), true, false});
 }
 
 Unused ReusePolicy::begun(const ChainHistory& history, const Identities& identities, int64_t prompt,
                           Time now) {
   if (prompt == 0) return {};
-  return record_of(history, identities, prompt).begun = open(history, true, now);
+  Record& record = record_of(identities, prompt);
+  record.history = history;
+  return begin_watch(record, record.begun, {now, steps_of(history, true, 0), true, true});
 }
 
 double ReusePolicy::worth(const Unused& unused, Time now) {
-  const int age = GapTable::bucket(std::max(0.0, seconds(now - unused.since)));
-  double sum = 0;
-  for (const uint32_t kind : unused.kinds) {
-    table(kind).refresh(now, price_);
-    sum += table(kind).worth(age);
-  }
-  return sum / static_cast<double>(unused.kinds.size());
+  return odds(unused.begun).worth(unused.steps, ReturnOdds::age(age_seconds(unused, now)), price_);
 }
 
 Time ReusePolicy::next_change(const Unused& unused, Time now) const {
-  const int age = GapTable::bucket(std::max(0.0, seconds(now - unused.since)));
-  const auto next = Duration(static_cast<int64_t>(GapTable::begin(age + 1) * 1e9));
   constexpr Duration kLeast = std::chrono::milliseconds(1);
-  return std::max(unused.since + next, now + kLeast);
+  return std::max(end_of_age(unused, ReturnOdds::age(age_seconds(unused, now))), now + kLeast);
 }
 
-void ReusePolicy::evicted(int64_t blocks, int64_t cached, Time now) {
+void ReusePolicy::advance(Time now, int64_t evicted, int64_t cached) {
+  while (!due_.empty() && due_.begin()->when <= now) {
+    const Due next = *due_.begin();
+    due_.erase(due_.begin());
+    Record& record = *by_number_.at(next.record);
+    Watch& watch = next.begun ? record.begun : record.ended;
+    odds(next.begun).learn(watch.unused.steps, watch.age, false);
+    ++watch.age;
+    follow(record, watch);
+  }
   constexpr double kWindowSeconds = 60;
   const double passed = std::max(0.0, seconds(now - counted_));
   counted_ = std::max(counted_, now);
   // Blocks a second, with older ones counting less.
-  evictions_ = evictions_ * std::exp(-passed / kWindowSeconds) + static_cast<double>(blocks) / kWindowSeconds;
+  evictions_ =
+      evictions_ * std::exp(-passed / kWindowSeconds) + static_cast<double>(evicted) / kWindowSeconds;
   const double turnover = static_cast<double>(cached) / std::max(evictions_, 1e-9);
   price_ = kPricePerTurnover / std::clamp(turnover, 1.0, kLongestTurnover);
 }

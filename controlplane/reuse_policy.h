@@ -2,36 +2,54 @@
 // agents: a session comes back again and again, some within seconds, some after a human has thought.
 //
 // A chain is followed from request to request through the identities of its blocks, also while none of them
-// is cached. What is known of it (how often it came back, after what gaps) puts it into one kind of each of
-// two systems; a GapTable for each kind learns when chains of it return. A chain's worth is the mean over
-// both systems. The price of room is one over the time the cache takes to turn over, times a factor.
+// is cached. What is known of it (after what gaps it came back, how long it is and how much longer it got,
+// how long it was served) says how likely it is to come back at each age: ReturnOdds, which learn from every
+// chain that is followed, one for requests that have begun and one for those that have ended. The price of
+// room is one over the time the cache takes to turn over, times a factor: what is worth nothing at this price
+// makes room first.
 //
 // Pure and deterministic: time comes with the calls and must not go back. Not thread-safe. Bounded: the
-// histories of the chains that ended longest ago are dropped beyond kHistories.
+// histories of the chains that ended longest ago are dropped beyond kHistories. O(log n) for each request and
+// for each age that a chain passes, of which there are few: each is a fifth longer than the one before.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <list>
-#include <map>
+#include <set>
 #include <unordered_map>
-#include <vector>
+#include <utility>
 
 #include "controlplane/eviction_policy.h"
-#include "controlplane/gap_table.h"
+#include "controlplane/return_odds.h"
 #include "controlplane/shared_list.h"
 #include "kv/block_hash.h"
 #include "proto/vocab/clock.h"
 
 namespace weft::controlplane {
 
-// What is known of one chain's returns. Gaps count as natural logarithms of seconds, at least one second.
+// A mean in which older values count less; before any, and beside the first ones, `typical` ones.
+struct FadingMean {
+  double sum = 0, weight = 0;
+  void add(double value, double keep) {
+    sum = sum * keep + value;
+    weight = weight * keep + 1;
+  }
+  double mean(double typical, double typical_weight) const {
+    return (sum + typical * typical_weight) / (weight + typical_weight);
+  }
+};
+
+// What is known of one chain. Gaps, from the end of a request to the next one, and services, from arrival to
+// end, count as natural logarithms of seconds, at least one second.
 struct ChainHistory {
   int64_t gaps = 0;
-  double last = 0, sum = 0;
-  double weight = 0, longs = 0;            // lately: gaps, and those that were long
-  double short_weight = 0, short_sum = 0;  // lately: gaps that were not
-  void add(double seconds);
+  double last = 0;
+  FadingMean recent, all, longs, shorts;  // gaps; all of them; the share of long ones; those that were not
+  FadingMean services;
+  int64_t blocks = 0, growth = 0;  // of the latest prompt, and beyond the one before it
+  Time arrived{};                  // its request
+  void add_gap(double seconds);
 };
 
 class ReusePolicy : public EvictionPolicy {
@@ -43,32 +61,52 @@ class ReusePolicy : public EvictionPolicy {
   // The chain of a request is unused from now on. Its next request is recognised by the blocks of the prompt,
   // the first so many: the answer may come back changed.
   Unused ended(const ChainHistory& history, const Identities& identities, int64_t prompt, Time now);
-  // The same when a request has only begun but its blocks can be evicted already: gaps are counted from its
-  // beginning to the next one's, and say nothing about other chains' rest. ended() may follow.
+  // The same when a request has only begun but its blocks can be evicted already. ended() may follow.
   Unused begun(const ChainHistory& history, const Identities& identities, int64_t prompt, Time now);
 
   double worth(const Unused& unused, Time now) override;
   Time next_change(const Unused& unused, Time now) const override;
-  // So many blocks of `cached` have been evicted up to now.
-  void evicted(int64_t blocks, int64_t cached, Time now);
+  // Time has passed, and so many blocks of `cached` have been evicted.
+  void advance(Time now, int64_t evicted, int64_t cached);
 
  private:
+  // A chain as it was when it became unused, and the age that the odds learn of next.
+  struct Watch {
+    Unused unused;
+    int age = 0;
+  };
   struct Record {
+    uint64_t number = 0;
     ChainHistory history;
-    Unused begun, ended;
+    Watch begun, ended;
     std::array<kv::BlockHash, 2> marks;
     size_t mark_count = 0;
   };
   using Records = std::list<Record>;  // in order of the last use
+  // When a watch passes its age, and whose it is.
+  struct Due {
+    Time when;
+    uint64_t record;
+    bool begun;
+    friend auto operator<=>(const Due&, const Due&) = default;
+  };
 
-  Unused open(const ChainHistory& history, bool begun, Time now);
-  Record& record_of(const ChainHistory& history, const Identities& identities, int64_t prompt);
-  void drop_marks(Records::iterator record);
-  GapTable& table(uint32_t kind) { return tables_.at(kind); }
+  ReturnOdds& odds(bool begun) { return begun ? begun_ : ended_; }
+  static Due due(const Record& record, const Watch& watch);
+  Record& record_of(const Identities& identities, int64_t prompt);
+  void follow(const Record& record, const Watch& watch);
+  void unfollow(const Record& record, const Watch& watch);
+  Unused begin_watch(Record& record, Watch& watch, const Unused& unused);
+  void returned(const Watch& watch, Time now);
+  void erase(Records::iterator record);
 
   Records records_;
   std::unordered_map<kv::BlockHash, Records::iterator, kv::BlockHashHasher> by_mark_;
-  std::map<uint32_t, GapTable> tables_;
+  std::unordered_map<uint64_t, Records::iterator> by_number_;
+  uint64_t numbers_ = 0;
+  std::set<Due> due_;
+  ReturnOdds begun_{ReturnOdds::kBegun, ReturnOdds::kBegunSeconds};
+  ReturnOdds ended_{ReturnOdds::kEnded, ReturnOdds::kEndedSeconds};
   double price_ = 0;  // of a block's room, in hits per second
   double evictions_ = 0;
   Time counted_{};

@@ -55,7 +55,7 @@ class JumpyPolicy : public EvictionPolicy {
  public:
   double worth(const Unused& unused, Time now) override {
     const auto age = static_cast<uint64_t>(now.ns - unused.since.ns) / kAge;
-    return static_cast<double>(SplitMix64(unused.kinds[0] * 1000 + age).next() % 8);
+    return static_cast<double>(SplitMix64(unused.steps[0] * 1000 + age).next() % 8);
   }
   Time next_change(const Unused& unused, Time now) const override {
     return Time{unused.since.ns + ((now.ns - unused.since.ns) / kAge + 1) * kAge};
@@ -156,7 +156,7 @@ class CacheModel {
   void stop(size_t which) {
     User user = std::move(users_[which]);
     users_.erase(users_.begin() + static_cast<int64_t>(which));
-    const Unused chain{now_, {static_cast<uint32_t>(random_.below(5)), 0}, true};
+    const Unused chain{now_, {static_cast<uint8_t>(random_.below(5))}, true};
     memory_.chain_unused(chain);
     memory_.release(user.blocks);
     for (size_t n = user.text.size(); n > 0; --n) {

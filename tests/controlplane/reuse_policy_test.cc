@@ -38,6 +38,26 @@ TEST(ReusePolicy, KnowsAChainThatGoesOn) {
   }
 }
 
+TEST(ReusePolicy, KnowsHowLongAChainIsAndHowMuchLongerItGot) {
+  ReusePolicy policy;
+  const ChainHistory first = policy.arrived(chain(1, 40), at(0));
+  EXPECT_EQ(first.blocks, 40);
+  policy.ended(first, chain(1, 40), 40, at(8));
+  const ChainHistory second = policy.arrived(chain(1, 47), at(9));
+  EXPECT_EQ(second.blocks, 47);
+  EXPECT_EQ(second.growth, 7);
+  EXPECT_DOUBLE_EQ(second.services.mean(0, 0), std::log(8.0));
+  // A request that has begun and one that has ended are followed both; only the rest counts as a gap.
+  const Unused begun = policy.begun(second, chain(1, 47), 47, at(9));
+  const Unused ended = policy.ended(second, chain(1, 47), 47, at(29));
+  EXPECT_TRUE(begun.begun);
+  EXPECT_FALSE(ended.begun);
+  const ChainHistory third = policy.arrived(chain(1, 47), at(32));
+  EXPECT_EQ(third.gaps, 2);
+  EXPECT_NEAR(third.last, std::log(3.0), 1e-9);
+  EXPECT_NEAR(third.services.mean(0, 0), (0.8 * std::log(8.0) + std::log(20.0)) / 1.8, 1e-9);
+}
+
 TEST(ReusePolicy, KnowsAChainWhoseEndWasWrittenAnew) {
   ReusePolicy policy;
   policy.ended({}, chain(1, 40), 40, at(0));
@@ -54,15 +74,31 @@ TEST(ReusePolicy, AQuickChainIsWorthMoreThanASlowOne) {
   for (int i = 0; i < 100; ++i) {
     policy.ended(quick, chain(1, 40), 40, at(now));
     policy.ended(slow, chain(2, 40), 40, at(now));
-    policy.evicted(18'000, 20'000, at(now));
+    policy.advance(at(now), 18'000, 20'000);
     quick = policy.arrived(chain(1, 40), at(now + 4));
     slow = policy.arrived(chain(2, 40), at(now + 90));
     now += 90;
   }
   const Unused a = policy.ended(quick, chain(1, 40), 40, at(now)),
                b = policy.ended(slow, chain(2, 40), 40, at(now));
-  EXPECT_GT(policy.worth(a, at(now)), policy.worth(b, at(now)) + 0.5);
+  EXPECT_GT(policy.worth(a, at(now)), policy.worth(b, at(now)) + 0.4);
   EXPECT_LT(policy.worth(a, at(now + 80)), policy.worth(b, at(now + 80))) << "one is overdue, one comes soon";
+}
+
+TEST(ReusePolicy, ChainsThatNeverComeBackCount) {
+  const auto worth = [](bool some_end) {
+    ReusePolicy policy;
+    double now = 0;
+    for (uint32_t i = 0; i < 200 && some_end; ++i) {
+      policy.ended(policy.arrived(chain(i, 40), at(now)), chain(i, 40), 40, at(now + 5));
+      policy.advance(at(now += 10), 0, 20'000);
+    }
+    policy.advance(at(now += 1000), 18'000, 20'000);
+    const Unused last =
+        policy.ended(policy.arrived(chain(1000, 40), at(now)), chain(1000, 40), 40, at(now + 5));
+    return policy.worth(last, at(now + 5));
+  };
+  EXPECT_LT(worth(true), worth(false) / 2);
 }
 
 TEST(ReusePolicy, ForgetsTheOldestHistoriesOnly) {
