@@ -158,7 +158,7 @@ bool ControlPlane::others_load(const Sequence& waiting) const {
                        return std::find(one.hashes.begin(), one.hashes.end(), hash) != one.hashes.end();
                      }) ||
          std::any_of(running_.begin(), running_.end(), [&](const Sequence* s) {
-           return index >= s->host_first && index < s->host_first + s->host_blocks &&
+           return !s->host_context && index >= s->host_first && index < s->host_first + s->host_blocks &&
                   s->hashes[index] == hash && s->runnable() && s->priority <= waiting.priority;
          });
 }
@@ -454,8 +454,10 @@ void ControlPlane::on(Time now, const PinRequested& event, Notices& notices) {
   PinNotice notice{event.command, 0, error(ErrorCode::kOk, "")};
   Pin found = pinnable(event.request);
   // Who gave back its room will need it again.
-  const bool interrupted =
-      std::any_of(waiting_.begin(), waiting_.end(), [](const Sequence* s) { return s->again; });
+  const auto interrupted = [&](bool on_host) {
+    return std::any_of(waiting_.begin(), waiting_.end(),
+                       [&](const Sequence* s) { return s->again && (!on_host || s->host_context); });
+  };
   if (found.blocks == 0 && found.host.empty()) {
     notice.error =
         error(ErrorCode::kNotFound,
@@ -463,11 +465,12 @@ void ControlPlane::on(Time now, const PinRequested& event, Notices& notices) {
   } else if (pins_.size() == kPinsMax) {
     notice.error = error(ErrorCode::kResourceExhausted,
                          std::to_string(kPinsMax) + " contexts are pinned, which is the limit", "request");
-  } else if (found.blocks > 0 && (interrupted || !memory_.can_pin(found.tail))) {
-    notice.error = error(
-        ErrorCode::kResourceExhausted,
-        "requests that have come in count on the room of these " + std::to_string(found.blocks) + " blocks",
-        "request");
+  } else if ((found.blocks > 0 && (interrupted(false) || !memory_.can_pin(found.tail))) ||
+             (!found.host.empty() && interrupted(true))) {
+    notice.error = error(ErrorCode::kResourceExhausted,
+                         "requests that have come in count on the room of these " +
+                             std::to_string(found.blocks + std::ssize(found.host)) + " blocks",
+                         "request");
   } else {
     notice.pin = ++pin_numbers_;
     found.since = now;

@@ -112,12 +112,11 @@ class ControlPlane {
   bool is_prefetched(RequestId id) const;
   bool others_load(const Sequence& waiting) const;
   void end_prefetches(StepId step, bool loaded);
-  // Nothing that has room now will give it up.
-  // A copy on its way to the host does, when it is there.
+  // Nothing that has room now will give it up: no request, and no copy on its way to the host.
   bool nobody_makes_room() const {
     return running_.empty() && prefetches_.empty() &&
            std::all_of(in_flight_.begin(), in_flight_.end(),
-                       [](const PlanRecord& record) { return record.spilled.empty(); });
+                       [](const PlanRecord& plan) { return plan.spilled.empty(); });
   }
   bool any_runnable() const;
 

@@ -71,6 +71,12 @@ void ControlPlane::on(Time now, const MemoryLost& event, Notices& notices) {
 // A pin ends where its context can no longer be found: it keeps no room for what is gone.
 void ControlPlane::shorten_pins() {
   for (auto& [number, pin] : pins_) {
+    const auto found = [&](const kv::BlockHash& copy) {
+      return memory_.host().state(copy) == HostPool::State::kThere;
+    };
+    const auto lost = std::find_if_not(pin.host.begin(), pin.host.end(), found);
+    memory_.unlock_host(std::vector(lost, pin.host.end()));
+    pin.host.erase(lost, pin.host.end());
     BlockId tail = kNoBlock;
     int64_t blocks = 0;
     memory_.cache().for_each_run(pin.tail, [&](const Run& run, int64_t, int64_t end) {

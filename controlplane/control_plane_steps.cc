@@ -161,7 +161,10 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
     memory_.distrust(memory_.at(sequence.blocks, sequence.hit_blocks));
     shorten_pins();
   }
-  if (reason == FinishReason::kError && !late && sequence.host_context) distrust_own_copies(sequence);
+  if (reason == FinishReason::kError && !late && sequence.host_context) {
+    distrust_own_copies(sequence);
+    shorten_pins();
+  }
   if (sequence.running && sequence.use_prefix_cache) {
     // Its next request surely begins with the prompt; the answer may come back changed.
     const int64_t prompt = sequence.prompt / limits_.geometry.block_tokens;

@@ -138,12 +138,31 @@ void extend_identities(Sequence& sequence, int64_t blocks, int64_t block_tokens)
   }
 }
 
-kv::BlockHash host_copy_name(const Sequence& sequence, const Memory& memory, int64_t block) {
-  const kv::BlockHash& identity = sequence.hashes[block];
-  if (memory.host().state(identity) != HostPool::State::kLeaving) return identity;
+namespace {
+
+kv::BlockHash own_name(const Sequence& sequence, int64_t block) {
   const uint64_t id = number(sequence.id);
   const std::array<uint32_t, 2> own{static_cast<uint32_t>(id), static_cast<uint32_t>(id >> 32)};
-  return kv::block_hash(identity, own);
+  return kv::block_hash(sequence.hashes[block], own);
+}
+
+}  // namespace
+
+kv::BlockHash host_copy_before(const Sequence& sequence, const Memory& memory, int64_t block) {
+  if (block == 0) return {};
+  if (block <= sequence.host_blocks_count()) return sequence.host_copies[static_cast<size_t>(block - 1)];
+  const kv::BlockHash own = own_name(sequence, block - 1);  // on its way
+  return memory.host().state(own) == HostPool::State::kNone ? sequence.hashes[block - 1] : own;
+}
+
+kv::BlockHash host_copy_name(const Sequence& sequence, const Memory& memory, int64_t block) {
+  const auto leaves = [&](const kv::BlockHash& copy) {
+    return memory.host().state(copy) == HostPool::State::kLeaving;
+  };
+  const kv::BlockHash& identity = sequence.hashes[block];
+  const kv::BlockHash before = host_copy_before(sequence, memory, block);
+  const bool known = block == 0 || (before == sequence.hashes[block - 1] && !leaves(before));
+  return known && !leaves(identity) ? identity : own_name(sequence, block);
 }
 
 }  // namespace weft::controlplane

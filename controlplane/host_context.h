@@ -53,8 +53,10 @@ void leave_host(Sequence& sequence, Memory& memory);
 // The identities of its first so many blocks, whose tokens are known.
 void extend_identities(Sequence& sequence, int64_t blocks, int64_t block_tokens);
 
-// Under which name the copy of a block is kept: its identity, or, where that is a copy which is not trusted
-// but still in use, one of its own.
+// Under which name the copy of a block is kept: its identity; or, where that is a copy which is not trusted
+// but still in use, and behind such a one, a name of its own that nobody else looks for.
 kv::BlockHash host_copy_name(const Sequence& sequence, const Memory& memory, int64_t block);
+// The name of the copy before it, there or on its way.
+kv::BlockHash host_copy_before(const Sequence& sequence, const Memory& memory, int64_t block);
 
 }  // namespace weft::controlplane

@@ -157,9 +157,7 @@ void PlanBuilder::sink(Sequence& sequence) {
     const kv::BlockHash name = host_copy_name(sequence, memory_, index);
     if (sequence.sinking == 0 && begin_host_block(sequence, memory_, name)) continue;
     if (memory_.host().state(name) != HostPool::State::kNone) return;
-    const kv::BlockHash parent = index == 0              ? kv::BlockHash{}
-                                 : sequence.sinking == 0 ? sequence.host_copies.back()
-                                                         : sequence.hashes[index - 1];
+    const kv::BlockHash parent = host_copy_before(sequence, memory_, index);
     const Block& block = memory_.block(memory_.at(sequence.blocks, index));
     if (memory_.sink(block, name, parent) != HostPool::Room::kTaken) return;
     ++sequence.sinking;

@@ -133,6 +133,8 @@ class Harness {
   // All ranks run a plan, in an epoch of its own; after so many written slots and pages they die.
   std::vector<Sample> execute(const Plan& plan, int64_t writes = std::numeric_limits<int64_t>::max()) {
     workers.begin_epoch();
+    for (int rank = 0; rank < limits.rank_count; ++rank)
+      workers.results(rank).clear();  // of a plan that not all have done
     workers.publish(std::make_shared<const Plan>(plan));
     std::vector<Sample> samples;
     for (bool any = true; any;) {
