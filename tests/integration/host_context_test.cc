@@ -31,7 +31,7 @@ wire::GenerateRequest request_of(const std::string& decode, const std::string& c
   wire::GenerateRequest request;
   SplitMix64 random(7);
   for (int64_t i = 0; i < prompt; ++i)
-    request.mutable_tokens()->add_ids(static_cast<uint32_t>(random.below(160)));
+    request.mutable_tokens()->add_ids(static_cast<uint32_t>(random.below(128)));
   request.set_max_tokens(kAnswer);
   request.set_ignore_eos(true);
   request.set_prefill("zigzag");
@@ -182,6 +182,29 @@ TEST_P(HostContext, ChunksOverExpandedKeysReadThemFromTheHost) {
 
 INSTANTIATE_TEST_SUITE_P(Models, HostContext, testing::Values("deepseek_v32", "glm_moe_dsa"),
                          [](const auto& info) { return std::string(info.param); });
+
+// What further guesses find in a hot buffer counts for their own request, whoever else is in the step.
+TEST(HostContextDrafts, AreCountedForTheirOwnRequest) {
+  Daemon daemon(with_pools({"--pool-tokens", "400", "--index-pool-tokens", "1024", "--host-pool", "16MiB",
+                            "--hot-tokens", "32", "--speculative", "mtp", "--draft-tokens", "3"}),
+                std::string(WEFT_GOLDEN_FOLDER) + "/glm_moe_dsa_sure_draft");
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.log();
+  wire::GenerateRequest first = request_of("dcp(4)", "device", 60);
+  first.set_speculative("off");
+  first.set_max_tokens(300);
+  Answer drafting;
+  const Answer beside = run(daemon, first, [&] {
+    wire::GenerateRequest second = request_of("dcp(4)", "host", 100);
+    second.set_max_tokens(20);
+    drafting = run(daemon, second);
+  });
+  ASSERT_EQ(drafting.end.reason(), "length") << drafting.end.error().message();
+  EXPECT_GT(drafting.end.trace().drafted_tokens(), 0u);
+  EXPECT_GT(drafting.end.trace().hot_hits(), 0u);
+  ASSERT_EQ(beside.end.reason(), "length") << beside.end.error().message();
+  EXPECT_EQ(beside.end.trace().context(), "device");
+  EXPECT_EQ(beside.end.trace().hot_hits() + beside.end.trace().hot_misses(), 0u);
+}
 
 TEST(HostContextRefusals, NameTheLimit) {
   const std::string sparse = std::string(WEFT_GOLDEN_FOLDER) + "/deepseek_v32";

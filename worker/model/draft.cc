@@ -12,22 +12,32 @@ namespace weft::worker {
 Result<void> DraftPhase::run(const wire::StepPlan& plan, wire::StepResult& result) {
   TRY_VOID(find_leads(plan));
   std::vector<kv::CrossedBytes> crossed;  // by span of the plan
+  std::vector<StepState::HotCount> hot;   // the same
   for (int64_t round = 0;; ++round) {
     std::erase_if(leads_, [&](const Lead& lead) { return plan.spans(lead.span).draft_tokens() <= round; });
     if (round < layers()) {
       TRY_VOID(start_all_rows(round));
     } else {
       if (leads_.empty()) break;
-      if (round == layers()) crossed = std::move(state_.crossed);
+      if (round == layers()) {
+        crossed = std::move(state_.crossed);
+        hot = std::move(state_.hot_counts);
+      }
       TRY_VOID(start_leads(plan));
     }
     TRY_VOID(run_layer(std::min(round, layers() - 1)));
     if (leads_.empty()) continue;
     TRY_VOID(guess(plan, round, result));
-    for (size_t i = 0; round >= layers() && i < leads_.size(); ++i)
-      crossed[static_cast<size_t>(leads_[i].span)] += state_.crossed[i];
+    for (size_t i = 0; round >= layers() && i < leads_.size(); ++i) {
+      const auto span = static_cast<size_t>(leads_[i].span);
+      crossed[span] += state_.crossed[i];
+      hot[span] += state_.hot_counts[i];
+    }
   }
-  if (!crossed.empty()) state_.crossed = std::move(crossed);
+  if (!crossed.empty()) {
+    state_.crossed = std::move(crossed);
+    state_.hot_counts = std::move(hot);
+  }
   return {};
 }
 
@@ -149,6 +159,7 @@ Result<void> DraftPhase::start_leads(const wire::StepPlan& plan) {
   }
   TRY(state_.layout, StepLayout::make(round, state_.config.index_topk, state_.rank_count));
   state_.crossed.assign(leads_.size(), {});
+  state_.hot_counts.assign(leads_.size(), {});
   TRY_VOID(make_views(state_, round));
   TRY_VOID(take_tokens(state_, round));
   turn_angles(state_);

@@ -80,6 +80,11 @@ struct StepState {
   // hot buffer.
   struct HotCount {
     int64_t hits = 0, misses = 0;
+    HotCount& operator+=(const HotCount& other) {
+      hits += other.hits;
+      misses += other.misses;
+      return *this;
+    }
   };
   std::vector<HotCount> hot_counts;
   HotBuffers hot_buffers;
