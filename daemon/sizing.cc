@@ -84,6 +84,17 @@ kv::ControlLimits control_limits(const controlplane::Limits& limits) {
   return control;
 }
 
+// What makes page tables, or the messages that carry them, larger than an arena can be.
+Result<void> check_control(const kv::ControlLimits& control) {
+  const Result<void> valid = kv::validate(control);
+  if (valid) return {};
+  const Error& wrong = valid.error();
+  return bad_option(wrong.field == "hot_pages" ? "hot-tokens" : "max-context",
+                    "too many for blocks of " + std::to_string(control.block_tokens) + " tokens and " +
+                        std::to_string(control.rank_count) + " workers: " + wrong.field + " " +
+                        wrong.message);
+}
+
 }  // namespace
 
 Result<Sizing> size_everything(const Options& options, const wire::ModelDescription& model) {
@@ -134,6 +145,7 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   TRY_VOID(controlplane::validate(limits));
 
   sizing.arenas.control = control_limits(limits);
+  TRY_VOID(check_control(sizing.arenas.control));
   sizing.arenas.weight_bytes = static_cast<int64_t>(model.weight_arena_bytes());
   sizing.arenas.mailbox_bytes = static_cast<int64_t>(model.mailbox_bytes());
   sizing.arenas.geometry = limits.geometry;

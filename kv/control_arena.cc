@@ -18,7 +18,22 @@ size_t padded(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 // a − b of numbers that run over 2^32 and are never far apart.
 int32_t ahead(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b); }
 
-Result<void> check_limits(const ControlLimits& limits) {
+// Waits on `bell` until `done()`; false on timeout. `done` is asked again after every ring.
+template <typename Done>
+bool wait_for_bell(const std::atomic<uint32_t>& bell, Duration timeout, Done done) {
+  const Time start = monotonic_now();
+  for (;;) {
+    const uint32_t heard = bell.load(std::memory_order_seq_cst);
+    if (done()) return true;
+    const Duration left = timeout - (monotonic_now() - start);
+    if (left <= Duration::zero()) return false;
+    futex_wait(bell, heard, left);
+  }
+}
+
+}  // namespace
+
+Result<void> validate(const ControlLimits& limits) {
   auto in = [](const char* field, int64_t value, int64_t min, int64_t max) -> Result<void> {
     if (value >= min && value <= max) return {};
     return error(ErrorCode::kInvalidArgument,
@@ -37,21 +52,6 @@ Result<void> check_limits(const ControlLimits& limits) {
   TRY_VOID(in("result_bytes_max", limits.result_bytes_max, 1, kGiB));
   return {};
 }
-
-// Waits on `bell` until `done()`; false on timeout. `done` is asked again after every ring.
-template <typename Done>
-bool wait_for_bell(const std::atomic<uint32_t>& bell, Duration timeout, Done done) {
-  const Time start = monotonic_now();
-  for (;;) {
-    const uint32_t heard = bell.load(std::memory_order_seq_cst);
-    if (done()) return true;
-    const Duration left = timeout - (monotonic_now() - start);
-    if (left <= Duration::zero()) return false;
-    futex_wait(bell, heard, left);
-  }
-}
-
-}  // namespace
 
 struct ControlArena::Header {
   uint32_t magic;
@@ -95,7 +95,7 @@ ControlArena::Layout::Layout(const ControlLimits& limits) {
 }
 
 size_t control_arena_bytes(const ControlLimits& limits) {
-  check_limits(limits).value();
+  validate(limits).value();
   return ControlArena::Layout(limits).total;
 }
 
@@ -106,7 +106,7 @@ ControlArena::ControlArena(Mapping mapping, const ControlLimits& limits)
       readers_(all_ranks(limits.rank_count)) {}
 
 Result<ControlArena> ControlArena::format(Mapping mapping, const ControlLimits& limits) {
-  TRY_VOID(check_limits(limits));
+  TRY_VOID(validate(limits));
   if (mapping.bytes() < Layout(limits).total) {
     return error(ErrorCode::kInvalidArgument, "the mapping is smaller than the control arena's limits need");
   }
@@ -126,7 +126,7 @@ Result<ControlArena> ControlArena::open(Mapping mapping) {
                                              ", expected " + std::to_string(kControlVersion));
   }
   const ControlLimits limits = header->limits;
-  TRY_VOID(check_limits(limits));
+  TRY_VOID(validate(limits));
   if (mapping.bytes() < Layout(limits).total) return error(ErrorCode::kBadMessage, "control arena cut short");
   return ControlArena(std::move(mapping), limits);
 }

@@ -51,7 +51,9 @@ struct ControlLimits {
   int64_t plan_bytes_max = 0;    // one serialised StepPlan
   int64_t result_bytes_max = 0;  // one serialised StepResult
 };
-size_t control_arena_bytes(const ControlLimits& limits);
+// kInvalidArgument names the field that is out of range.
+Result<void> validate(const ControlLimits& limits);
+size_t control_arena_bytes(const ControlLimits& limits);  // of valid ones
 
 // What rank r is doing, for the supervisor and for naming a missing rank. Cache-line sized.
 struct alignas(64) RankState {

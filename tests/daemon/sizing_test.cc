@@ -118,6 +118,32 @@ TEST(Sizing, IndexKeysMayHaveAPoolSizeOfTheirOwn) {
 }
 
 // Blocks of one format never stand for blocks of another.
+// Options that are possible each, and together want a control arena that cannot be.
+TEST(Sizing, TablesBeyondAnArenaAreRefusedByName) {
+  Options options = four_workers();
+  options.block_tokens = 8;
+  wire::ModelDescription model = model_of(8);
+  model.set_max_context(int64_t{1} << 30);
+  auto refused = size_everything(options, model);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(refused.error().field, "--max-context");
+  options.max_context = 131'072;
+  EXPECT_TRUE(size_everything(options, model).has_value());
+
+  model = model_of(1);
+  model.set_index_layers(3);
+  model.set_index_key_bytes(132);
+  model.set_index_topk(64);
+  options.host_bytes = kGiB;
+  options.hot_tokens = int64_t{1} << 24;
+  refused = size_everything(options, model);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().field, "--hot-tokens");
+  options.hot_tokens = int64_t{1} << 20;
+  EXPECT_TRUE(size_everything(options, model).has_value());
+}
+
 TEST(Sizing, EveryCacheFormatHasItsOwnName) {
   std::set<std::string> names;
   Options options = four_workers();
