@@ -277,25 +277,6 @@ TEST(HostContext, RoomOnTheHostIsPromised) {
   expect_all_given_back(harness);
 }
 
-// A copy on its way to the host takes room until it is there, also when nobody runs any more.
-TEST(HostContext, CopiesOnTheirWayAreWaitedFor) {
-  Limits limits = limits_of(1, 40);
-  limits.host_write = HostWrite::kThrough;
-  Harness harness(limits);
-  const RequestId first = harness.submit(text(1, 24), 8);  // on devices
-  harness.step();
-  const RequestId second = harness.submit(text(2, 150), 8);  // 39 blocks
-  ASSERT_FALSE(harness.plan()->spills.empty());
-  ASSERT_EQ(harness.plane.waiting_count(), 1);
-  harness.feed(CancelRequested{first});
-  EXPECT_FALSE(harness.plan().has_value());
-  EXPECT_EQ(harness.plane.waiting_count(), 1);
-  harness.run_oldest();
-  harness.run_all();
-  harness.expect_right(second);
-  expect_all_given_back(harness);
-}
-
 TEST(HostContext, ItIsRegroupedBetweenAllGroupings) {
   for (const GroupingWish& before : wishes()) {
     for (const GroupingWish& after : wishes()) {
