@@ -339,9 +339,9 @@ void ControlPlane::drop_moved() {
   for (const auto& [key, mask] : wanted) {
     const auto& [id, part] = key;
     for_each_rank(memory_.block(id).part(part).holders() & ~mask, [&, id = id, part = part](int rank) {
-      // A valid page stays where no other has the bytes (a switch that waits will copy them). One of a block
-      // without rows has none, and those to come will not be written there.
-      const RankMask valid = memory_.block(id).part(part).valid;
+      // A valid page stays where no other that stays has the bytes (a switch that waits will copy them). One
+      // of a block without rows has none, and those to come will not be written there.
+      const RankMask valid = memory_.block(id).part(part).valid & ~joining;
       if (valid != mask_of(rank) || empty.contains(id)) memory_.drop(id, part, rank);
     });
   }

@@ -507,5 +507,38 @@ TEST(Topology, AChangeThatFailsForAPinCopiesNothingOfTheOthers) {
   EXPECT_EQ(harness.finished(again).cached_tokens, 15);
 }
 
+// Heads lie where another request computed them, and its successor has come in but not run, when a rank joins
+// and fails: what it found is where it was, not on the rank that joined alone.
+TEST(Topology, AJoinThatFailsLeavesWhatARequestFound) {
+  Limits limits = small_limits(3, 60);
+  limits.geometry.streams[0].parts = limits.geometry.heads = 8;
+  for (auto& pages : limits.pool_pages) pages[0] *= 8;
+  limits.topology = kv::Topology(0b011);
+  limits.host_pages = {1000, 100};
+  limits.host_write = HostWrite::kThrough;
+  limits.host_plan_bytes = 1;
+  Harness harness(limits);
+  harness.submit(text(1, 21), 1, wish(kv::DecodeKind::kDp));
+  while (harness.step()) {
+    if (harness.entries(0).cached == 40) break;
+  }
+  ASSERT_EQ(harness.entries(0).cached, 40) << "all heads of five blocks on rank 0";
+  const RequestId next = harness.submit(text(1, 30), 4, kTpWish);
+  harness.feed(PauseChanged{next, true});
+  harness.step();  // it comes in
+  ASSERT_EQ(harness.plane.request(next)->computed_tokens, 20);
+  harness.feed(TopologyRequested{1, 2, true});
+  ASSERT_GT(harness.plan().value().copies.size(), 0u);
+  harness.run_oldest();
+  ASSERT_TRUE(harness.topologies.empty()) << "not all is on the host yet";
+  harness.workers.lose(2);
+  harness.feed(MemoryLost{2});
+  harness.feed(PauseChanged{next, false});
+  ASSERT_EQ(harness.topologies.size(), 1u);
+  EXPECT_NE(harness.topologies[0].error.code, ErrorCode::kOk);
+  harness.run_all();
+  harness.expect_right(next);
+}
+
 }  // namespace
 }  // namespace weft::controlplane

@@ -304,7 +304,10 @@ void World::settle() {
   }
   constexpr std::array kPeaceful = {ActKind::kPlan,    ActKind::kPublish, ActKind::kRush,  ActKind::kCollect,
                                     ActKind::kDeliver, ActKind::kLoad,    ActKind::kAbort, ActKind::kReap};
-  const auto quiet = [&] { return core_.ledger.live().empty() && engine_.idle() && fleet_.all_run(); };
+  // A change of ranks may have made a plan that nobody has asked for yet; pages wait for it.
+  const auto quiet = [&] {
+    return core_.ledger.live().empty() && engine_.idle() && fleet_.all_run() && !core_.changing();
+  };
   for (int64_t i = 0; i < 60000 && !quiet(); ++i) {
     const ActKind kind = i % 40 == 39 ? ActKind::kWait : draw.one_of(kPeaceful);
     apply({kind, draw.random.next()});
