@@ -68,7 +68,8 @@ Result<int> TopologyService::check_joins(const wire::AddWorkerRequest& request) 
     }
     if (fleet_.topology().contains(*rank)) return refused(worker_text(*rank) + " takes part already");
   } else {
-    TRY_VOID(parse_device(request.device()));
+    if (const auto device = parse_device(request.device()); !device)
+      return error(device.error().code, device.error().message, "device");
     rank = fleet_.unused_rank();
     if (!rank) {
       return error(

@@ -248,15 +248,18 @@ Workers::Slot* Workers::RankRun::hot_slot(const HotView& hot, int64_t position, 
   return &w.page(kv::Stream::kEntries, rank, page)[static_cast<size_t>(slot % geometry().block_tokens)];
 }
 
-// Brings what the rows read of one part and layer into the hot buffer, as far as it has room.
+// Brings what the rows read of one part and layer into the hot buffer, as far as it has room: of each step
+// others, as if they were selected, so that no two buffers of one sequence are filled alike.
 void Workers::RankRun::fetch(const HotView& hot, size_t s, int part, int layer, int64_t end) {
   const Span& span = plan().spans[s];
   const int64_t block_tokens = geometry().block_tokens;
   std::vector<int32_t> positions;
   for (int64_t block = 0; block < span.host_blocks; ++block) {
     if (readable_page(span, s, block, part) == nullptr) continue;
-    for (int64_t p = block * block_tokens; p < std::min(end, (block + 1) * block_tokens); ++p)
-      positions.push_back(static_cast<int32_t>(p));
+    for (int64_t p = block * block_tokens; p < std::min(end, (block + 1) * block_tokens); ++p) {
+      if (mix64(static_cast<uint64_t>(p << 20 | span.start)) % 4 != 0)
+        positions.push_back(static_cast<int32_t>(p));
+    }
   }
   std::vector<worker::HotBuffer::Miss> misses;
   const int64_t hits = hot.buffer->use(part * kLayers + layer, positions, misses);

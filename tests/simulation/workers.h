@@ -11,8 +11,7 @@
 // first into the hot buffer, which is the worker's own (worker/model/hot_buffer.h) over pages of the rank's
 // pool.
 //
-// Pages, tables and the token table outlive the workers, hot buffers the epochs of a process; begin_epoch()
-// forgets all else. Not thread-safe.
+// Pages, tables and the token table outlive the workers; begin_epoch() forgets all else. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -56,6 +55,7 @@ class Workers {
   void begin_epoch() {
     ring_.clear();
     lost_ = false;
+    if (!keep_hot) hot_ = {};
   }
   // A new process knows nothing of what lies in its rank's hot buffers.
   void new_process(int rank) { hot_[static_cast<size_t>(rank)] = {}; }

@@ -94,13 +94,27 @@ TEST(HotBuffers, ForgetAnotherVersionOfATable) {
   EXPECT_EQ(buffers.of(TableId{3}, 2, 2, 8).slot_of(0, 1), -1);
 }
 
+// A repeated plan may name a table whose successor has used the same pages since.
+TEST(HotBuffers, KnowNothingInANewEpoch) {
+  HotBuffers buffers;
+  std::vector<HotBuffer::Miss> misses;
+  const std::vector<int32_t> positions{1};
+  buffers.sweep(Epoch{4});
+  buffers.of(TableId{0}, 1, 1, 4).use(0, positions, misses);
+  buffers.sweep(Epoch{4});
+  EXPECT_GE(buffers.of(TableId{0}, 1, 1, 4).slot_of(0, 1), 0);
+  buffers.sweep(Epoch{5});
+  EXPECT_EQ(buffers.of(TableId{0}, 1, 1, 4).slot_of(0, 1), -1);
+}
+
 TEST(HotBuffers, DropWhatNoStepAskedFor) {
   HotBuffers buffers;
+  buffers.sweep(Epoch{1});
   std::vector<HotBuffer::Miss> misses;
   const std::vector<int32_t> positions{1};
   buffers.of(TableId{0}, 1, 1, 4).use(0, positions, misses);
   for (int step = 0; step < 2000; ++step) {
-    buffers.sweep();
+    buffers.sweep(Epoch{1});
     if (step < 1000) (void)buffers.of(TableId{1}, 1, 1, 4);
   }
   EXPECT_EQ(buffers.of(TableId{0}, 1, 1, 4).slot_of(0, 1), -1);

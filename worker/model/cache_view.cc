@@ -110,7 +110,7 @@ void for_holders(StepState& state, const HomeRow& row, int part, const Write& wr
 Result<void> make_views(StepState& state, const wire::StepPlan& plan) {
   const bool indexed = state.config.index_layers() > 0;
   state.views.assign(state.layout.spans().size(), {});
-  state.hot_buffers.sweep();
+  state.hot_buffers.sweep(state.epoch);
   for (const SpanRoute& span : state.layout.spans()) TRY_VOID(check_host_blocks(state, span));
   // Of rows that pass their queries, readers need not own any.
   for (const SpanRoute& span : state.layout.spans()) {

@@ -87,8 +87,10 @@ HotBuffer& HotBuffers::of(TableId table, uint32_t version, int64_t layers, int64
   return *kept.buffer;
 }
 
-void HotBuffers::sweep() {
+void HotBuffers::sweep(Epoch epoch) {
   constexpr uint64_t kSteps = 1024;
+  if (epoch != epoch_) kept_.clear();
+  epoch_ = epoch;
   ++steps_;
   std::erase_if(kept_, [&](const auto& one) { return one.second.asked + kSteps < steps_; });
 }

@@ -2,9 +2,11 @@
 // they lie.
 //
 // A hot buffer is a number of slots, each for one entry in every layer; layers fill them independently. It
-// belongs to one page table at one version, and knows nothing after a restart: nobody else counts on what it
-// holds, and results do not depend on it. Bytes are the caller's: it brings what use() says is missing before
-// anything reads it. One thread calls use(); slot_of() may be asked by many between its calls.
+// belongs to one page table at one version in one epoch, and knows nothing after a restart: nobody else
+// counts on what it holds, and results do not depend on it. (A sequence that gets a new table keeps the pages
+// of its hot buffer, so what the old table's holds is gone once a plan with the new one runs; and in a new
+// epoch the plan with the old one may be repeated.) Bytes are the caller's: it brings what use() says is
+// missing before anything reads it. One thread calls use(); slot_of() may be asked by many between its calls.
 #pragma once
 
 #include <cstdint>
@@ -59,8 +61,8 @@ class HotBuffers {
   // The one of a table as it is now; what another version had is dropped. Valid until the next call of
   // sweep().
   HotBuffer& of(TableId table, uint32_t version, int64_t layers, int64_t slots);
-  // A step begins: buffers that no step asked for lately are dropped.
-  void sweep();
+  // A step begins: buffers that no step asked for lately are dropped, and all of an earlier epoch.
+  void sweep(Epoch epoch);
 
  private:
   struct Kept {
@@ -70,6 +72,7 @@ class HotBuffers {
   };
   std::map<TableId, Kept> kept_;
   uint64_t steps_ = 0;
+  Epoch epoch_{};
 };
 
 }  // namespace weft::worker
