@@ -31,7 +31,8 @@ void PinBook::follow_pins() {
     const auto [pin, fresh] = pins_.try_emplace(one.pin);
     if (fresh) pin->second = {&core_.workers.truth(one.request), one.blocks, 0, one.blocks, one.since};
     pin->second.blocks = one.blocks;
-    if (fresh && one.blocks == 0) {
+    // Where memory was lost since the last look, its copies may be what lay behind blocks that are gone.
+    if (fresh && one.blocks == 0 && core_.plane.counters().lost_blocks == lost_blocks_) {
       pin->second.host = one.host_blocks;
       ++core_.coverage.mark(Mark::kHostPinned);
     }
