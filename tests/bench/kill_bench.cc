@@ -7,6 +7,9 @@
 // answered undisturbed. The program fails if a token is lost, there twice or wrong, if a stream does not end
 // by its length, or if a prompt token that was computed or cached is computed again.
 //
+// With --host contexts lie in the host pool, over device pools that hold hardly one of them; with --regroup
+// what runs is regrouped in the steps just before a kill, so that steps of both groupings are repeated.
+//
 // Times are of one run: what the client saw, beside spawn and handshake (from the spawn of a worker to the
 // begin of the epoch) as weftd logged them.
 #include <signal.h>
@@ -21,6 +24,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "proto/endpoints.h"
 #include "proto/vocab/random.h"
@@ -36,7 +40,7 @@ using Json = nlohmann::json;
 using namespace std::chrono_literals;
 
 struct Options {
-  bool quick = false, spare = false;
+  bool quick = false, spare = false, host = false, regroup = false;
   int64_t kills = 1000, streams = 6, workers = 4, seed = 1, gap_ms = 250, prompt = 1200, kinds = 48;
   std::string model;
 };
@@ -70,14 +74,17 @@ T one_of(std::initializer_list<T> choices, SplitMix64& random) {
   return choices.begin()[random.below(choices.size())];
 }
 
+constexpr std::initializer_list<const char*> kDecodes = {"tp", "dcp(2)",        "dcp(4)",
+                                                         "dp", "dp(2)xdcp(2)", "dp(2)xtp"};
+
 // The tenant's number is in its seed and its salt; texts are shared between tenants, prefixes between
 // requests.
-Kind make_kind(size_t number, const worker::ModelConfig& config, int64_t prompt) {
+Kind make_kind(size_t number, const worker::ModelConfig& config, const Options& options) {
   SplitMix64 random(1000 + number), text(number % 3);
   const uint64_t tenant = number % 2;
   Kind kind;
   const auto length =
-      static_cast<int64_t>(1 + random.below(static_cast<uint64_t>(prompt))) | 1;  // no whole blocks
+      static_cast<int64_t>(1 + random.below(static_cast<uint64_t>(options.prompt))) | 1;  // no whole blocks
   // Of the third text look-up finds much.
   const auto words = static_cast<uint64_t>(number % 3 == 2 ? 7 : config.vocabulary);
   for (int64_t i = 0; i < length; ++i)
@@ -86,9 +93,13 @@ Kind make_kind(size_t number, const worker::ModelConfig& config, int64_t prompt)
   kind.request.set_ignore_eos(true);
   kind.request.set_cache_salt("tenant " + std::to_string(tenant));
   kind.request.set_seed(500 + tenant);
-  kind.request.set_no_prefix_cache(random.below(3) == 0);  // so that prompts are always being read
+  if (options.host) {
+    kind.request.set_context(one_of({"host", "host", "auto"}, random));
+  } else {
+    kind.request.set_no_prefix_cache(random.below(3) == 0);  // so that prompts are always being read
+  }
   kind.request.set_prefill(one_of({"none", "zigzag", "interleave", "contiguous"}, random));
-  const std::string decode = one_of({"tp", "dcp(2)", "dcp(4)", "dp", "dp(2)xdcp(2)", "dp(2)xtp"}, random);
+  const std::string decode = one_of(kDecodes, random);
   kind.request.set_decode(decode);
   if (decode == "dcp(4)") kind.request.set_mechanisms(one_of({"partials=tree", "query=replicated"}, random));
   if (config.index_layers() > 0) kind.request.set_index(one_of({"copied", "split"}, random));
@@ -215,13 +226,35 @@ bool kill_one(DaemonProcess& daemon, SplitMix64& random, std::vector<Kill>& kill
   return true;
 }
 
-// One after the other at random distances, one in eight while the one before may not be back.
+Result<wire::StatusReply> status_of(const DaemonProcess& daemon) {
+  wire::ControlRequest request;
+  request.mutable_status();
+  TRY(const wire::ControlReply reply, daemon.control(std::move(request)));
+  return reply.status();
+}
+
+void regroup_all(DaemonProcess& daemon, SplitMix64& random) {
+  wire::ControlRequest request;
+  request.mutable_regroup()->set_all_running(true);
+  request.mutable_regroup()->set_decode(one_of(kDecodes, random));
+  (void)daemon.control(std::move(request));  // who has no room for it stays
+}
+
+// One after the other at random distances, one in eight while the one before may not be back. Those behind
+// a regrouping wait for a step: who never does one is started ever later.
 void kill_all(DaemonProcess& daemon, const Options& options, const Streams& streams,
               std::vector<Kill>& kills) {
   SplitMix64 random(static_cast<uint64_t>(options.seed));
+  uint64_t last = 0;  // steps that were done at the kill before
   while (std::ssize(kills) < options.kills && !streams.failure()) {
     const auto gap = static_cast<int64_t>(random.below(static_cast<uint64_t>(2 * options.gap_ms * 1000)));
     std::this_thread::sleep_for(std::chrono::microseconds(options.gap_ms * 500 + gap));  // no step is asked
+    if (options.regroup) {
+      const auto status = status_of(daemon);
+      if (!status || status->steps() == std::exchange(last, status->steps())) continue;
+      regroup_all(daemon, random);
+      std::this_thread::sleep_for(std::chrono::microseconds(random.below(4000)));
+    }
     if (!kill_one(daemon, random, kills) || random.below(8) != 0) continue;
     std::this_thread::sleep_for(std::chrono::microseconds(random.below(20'000)));
     if (kill_one(daemon, random, kills)) kills.back().alone = kills[kills.size() - 2].alone = false;
@@ -292,31 +325,32 @@ std::string spread(std::vector<double> values) {
 
 Result<std::string> model_folder(const Options& options, const std::string& folder) {
   if (!options.model.empty()) return options.model;
-  TRY_VOID(run_program({program_path("weft-hash-model"), "--out", folder + "/hash", "--vocabulary", "20000"},
-                       folder + "/hash.log"));
+  std::vector<std::string> words = {program_path("weft-hash-model"), "--out", folder + "/hash",
+                                    "--vocabulary", "20000"};
+  if (options.host) words.insert(words.end(), {"--attention", "dsa", "--index-topk", "64"});
+  TRY_VOID(run_program(words, folder + "/hash.log"));
   return folder + "/hash";
-}
-
-Result<uint64_t> recomputed_tokens(const DaemonProcess& daemon) {
-  wire::ControlRequest request;
-  request.mutable_status();
-  TRY(const wire::ControlReply reply, daemon.control(std::move(request)));
-  const wire::StatusReply& status = reply.status();
-  return status.computed_prompt_tokens() + status.cached_tokens() - status.prompt_tokens();
 }
 
 Result<bool> run(const Options& options, const std::string& folder) {
   TRY(const std::string model, model_folder(options, folder));
   TRY(const worker::ModelConfig config, worker::read_model_config(model));
   std::vector<std::string> arguments = {"--model", model, "--workers", std::to_string(options.workers)};
-  for (const char* word : {"--pool-tokens", "16384", "--max-context", "2048", "--max-step-rows", "256",
-                           "--threads-per-worker", "1"})
-    arguments.push_back(word);
+  const auto add = [&](std::initializer_list<const char*> words) {
+    arguments.insert(arguments.end(), words.begin(), words.end());
+  };
+  add({"--max-context", "2048", "--threads-per-worker", "1"});
+  if (options.host) {
+    add({"--pool-tokens", "384", "--index-pool-tokens", "16384", "--hot-tokens", "128", "--block-tokens", "16",
+         "--max-step-rows", "64", "--host-pool", "256MiB", "--host-write", "through"});
+  } else {
+    add({"--pool-tokens", "16384", "--max-step-rows", "256"});
+  }
   if (options.spare) arguments.push_back("--spare");
   TRY(DaemonProcess daemon, DaemonProcess::start(folder + "/daemon", arguments));
   std::vector<Kind> kinds;
   for (size_t number = 0; number < static_cast<size_t>(options.kinds); ++number) {
-    Kind kind = make_kind(number, config, options.prompt);
+    Kind kind = make_kind(number, config, options);
     if (config.hash) {
       kind.answer = oracle(config, kind.request);
     } else {
@@ -343,7 +377,9 @@ Result<bool> run(const Options& options, const std::string& folder) {
   for (std::thread& client : clients) client.join();
   const double seconds = static_cast<double>(wall_us() - begin) / 1e6;
   if (const auto failure = streams.failure()) return daemon.explain(*failure);
-  TRY(const uint64_t recomputed, recomputed_tokens(daemon));
+  TRY(const wire::StatusReply status, status_of(daemon));
+  const auto recomputed = static_cast<int64_t>(status.computed_prompt_tokens() + status.cached_tokens() -
+                                               status.prompt_tokens());
   TRY_VOID(daemon.stop());
 
   const Log log = read_log(folder + "/daemon/weftd.log");
@@ -363,7 +399,11 @@ Result<bool> run(const Options& options, const std::string& folder) {
   count("plans lost twice and made anew", log.abandoned);
   count("prompt tokens served", counts.prompts);
   count("of them from the prefix cache", counts.cached);
-  count("prompt tokens computed again", static_cast<int64_t>(recomputed));
+  count("prompt tokens computed again", recomputed);
+  if (options.host) {
+    count("entries read from the host pool", static_cast<int64_t>(status.host_pool().hot_misses()));
+    count("found in hot buffers instead", static_cast<int64_t>(status.host_pool().hot_hits()));
+  }
   std::printf("  %-44s %s\n", "kill to next token, ms", spread(recoveries).c_str());
   std::printf("  %-44s %s\n", "spawn and handshake, ms", spread(log.handshakes_ms).c_str());
   if (options.spare) {
@@ -390,6 +430,8 @@ int main(int argc, char** argv) {
   CLI::App app("Kills workers of a weftd under load and compares every token.", "kill_bench");
   app.add_flag("--quick", options.quick, "a dozen kills");
   app.add_flag("--spare", options.spare, "weftd keeps a warm spare worker");
+  app.add_flag("--host", options.host, "contexts lie on the host (a model with an indexer)");
+  app.add_flag("--regroup", options.regroup, "all that runs is regrouped just before a kill");
   add_number(app, "--kills", options.kills, 1, 1'000'000, "kills");
   add_number(app, "--streams", options.streams, 1, 64, "streams at once");
   add_number(app, "--workers", options.workers, 4, 8, "workers: 4 or 8");
