@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 
 #include "kv/packet_socket.h"
 #include "proto/convert.h"
@@ -42,24 +41,12 @@ Error error_of(const wire::Failure& failure) {
                failure.field());
 }
 
-std::string seconds_text(Duration duration) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g s", seconds(duration));
-  return text;
-}
-
 }  // namespace
 
 struct WorkerFleet::Rank {
-  explicit Rank(SupervisorLimits limits) : supervisor(limits) {}
-  Supervisor supervisor;
   Device device;
-  bool wanted = false;
-  bool joining = false;  // start_worker() waits for its outcome
-  Phase phase = Phase::kGone;
   std::optional<Process> process;
   std::unique_ptr<Watch> socket_watch, end_watch, output_watch;
-  std::unique_ptr<Timer> timer;
   std::string line;  // of its output, not yet ended
   std::optional<Error> failure;
   std::string killed_for;
@@ -73,17 +60,10 @@ WorkerFleet::WorkerFleet(Loop& loop, const EventLog& log, const Options& options
       log_(log),
       options_(options),
       listener_(listener),
-      abort_timer_(loop,
-                   [this] {
-                     for (int rank = 0; rank < rank_count(); ++rank) {
-                       if (ranks_[static_cast<size_t>(rank)]->phase != Phase::kAborting) continue;
-                       hung(rank, "did not leave its step within " + seconds_text(abort_allowance_));
-                     }
-                   }),
-      topology_(kv::Topology::of_all(options.workers)) {
+      rules_(limits, options.rank_count(), kv::Topology::of_all(options.workers), *this),
+      timer_(loop, [this] { rules_.pass_time(loop_.now()); }) {
   for (int rank = 0; rank < options.rank_count(); ++rank) {
-    auto& added = ranks_.emplace_back(std::make_unique<Rank>(limits));
-    added->timer = std::make_unique<Timer>(loop, [this, rank] { apply(rank, WorkerEvent::kTimeout); });
+    auto& added = ranks_.emplace_back(std::make_unique<Rank>());
     if (rank < options.workers) added->device = options.devices[static_cast<size_t>(rank)];
   }
   if (!options.spare) return;
@@ -95,111 +75,46 @@ WorkerFleet::~WorkerFleet() {
   for (const auto& rank : ranks_) CHECK(!rank->process.has_value(), "a worker outlives the fleet");
 }
 
-void WorkerFleet::start() {
-  for (int rank = 0; rank < options_.workers; ++rank) {
-    ranks_[static_cast<size_t>(rank)]->wanted = true;
-    apply(rank, WorkerEvent::kWantUp);
-  }
-}
-
 void WorkerFleet::stop() {
-  stopping_ = true;
-  lose_epoch("stopping", Loss::kKilled);
-  abort_timer_.stop();  // the supervisor's own deadline rules now
-  for (int rank = 0; rank < rank_count(); ++rank) apply(rank, WorkerEvent::kWantDown);
+  rules_.stop(loop_.now());
   if (spare_) spare_->stop();
   check_stopped();
 }
 
-// ---- workers that come and go
+void WorkerFleet::kill_all() {
+  if (spare_) spare_->kill();
+  rules_.kill_all(loop_.now());
+}
 
-void WorkerFleet::set_topology(const kv::Topology& topology) {
-  topology_ = topology;
-  end_epoch("ranks " + topology.text() + " take part from now on", Loss::kKilled);
-  begin_epoch_if_all_wait();
+void WorkerFleet::hung(int rank, const std::string& why) { rules_.hung(rank, why, loop_.now()); }
+
+void WorkerFleet::step_done() {
+  rules_.step_done();
+  if (spare_) spare_->want();
 }
 
 void WorkerFleet::start_worker(int rank, const Device& device) {
-  Rank& own = *ranks_[static_cast<size_t>(rank)];
-  CHECK(!topology_.contains(rank) && !own.wanted, "rank ", rank, " is there");
-  own.device = device;
-  own.wanted = own.joining = true;
-  apply(rank, WorkerEvent::kWantUp);
-}
-
-void WorkerFleet::stop_worker(int rank) {
-  Rank& own = *ranks_[static_cast<size_t>(rank)];
-  CHECK(!topology_.contains(rank), "rank ", rank, " takes part");
-  own.wanted = own.joining = false;
-  apply(rank, WorkerEvent::kWantDown);
-  if (!own.process) loop_.defer([this, rank] { listener_.worker_stopped(rank); });
-}
-
-bool WorkerFleet::has_worker(int rank) const {
-  return rank >= 0 && rank < rank_count() && ranks_[static_cast<size_t>(rank)]->wanted;
-}
-
-bool WorkerFleet::waits(int rank) const {
-  const Phase phase = ranks_[static_cast<size_t>(rank)]->phase;
-  return phase == Phase::kWaiting || phase == Phase::kAborting;
+  ranks_[static_cast<size_t>(rank)]->device = device;
+  rules_.start_worker(rank, loop_.now());
 }
 
 const Device& WorkerFleet::device(int rank) const { return ranks_[static_cast<size_t>(rank)]->device; }
 
-std::optional<int> WorkerFleet::unused_rank() const {
-  for (int rank = 0; rank < rank_count(); ++rank) {
-    const Rank& own = *ranks_[static_cast<size_t>(rank)];
-    if (!own.wanted && !own.process) return rank;
-  }
-  return std::nullopt;
-}
-
-void WorkerFleet::kill_all() {
-  if (spare_) spare_->kill();
-  for (int rank = 0; rank < rank_count(); ++rank) apply(rank, WorkerEvent::kHung);
-}
-
-void WorkerFleet::hung(int rank, const std::string& why) {
-  Rank& own = *ranks_[static_cast<size_t>(rank)];
-  if (!own.process) return;
-  log_.warning("worker_hung", {{"rank", rank}, {"pid", own.process->pid}, {"reason", why}});
-  own.killed_for = why;
-  if (topology_.contains(rank)) lose_epoch("rank " + std::to_string(rank) + " hangs", Loss::kFailed);
-  apply(rank, WorkerEvent::kHung);
-}
-
-void WorkerFleet::step_done() {
-  for (int place = 0; place < topology_.count(); ++place) {
-    ranks_[static_cast<size_t>(topology_.rank(place))]->supervisor.worked();
-  }
-  if (spare_) spare_->want();
-}
-
-RankMask WorkerFleet::beating() const {
-  RankMask mask = 0;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    const Phase phase = ranks_[rank]->phase;
-    if (phase == Phase::kWaiting || phase == Phase::kRunning || phase == Phase::kAborting) {
-      mask |= mask_of(static_cast<int>(rank));
-    }
-  }
-  return mask;
-}
-
 uint64_t WorkerFleet::restarts() const {
   uint64_t sum = 0;
-  for (const auto& rank : ranks_) sum += rank->supervisor.spawns() > 0 ? rank->supervisor.spawns() - 1 : 0;
+  for (int rank = 0; rank < rank_count(); ++rank) sum += status(rank).restarts;
   return sum;
 }
 
 WorkerFleet::Status WorkerFleet::status(int rank) const {
   const Rank& own = *ranks_[static_cast<size_t>(rank)];
+  const Supervisor& supervisor = rules_.supervisor(rank);
   Status status;
-  status.state = own.supervisor.state();
+  status.state = supervisor.state();
   status.device = own.device.name;
-  status.takes_part = topology_.contains(rank);
-  status.restarts = own.supervisor.spawns() > 0 ? own.supervisor.spawns() - 1 : 0;
-  if (!own.supervisor.exits().empty()) status.last_exit = own.supervisor.exits().back().text;
+  status.takes_part = topology().contains(rank);
+  status.restarts = supervisor.spawns() > 0 ? supervisor.spawns() - 1 : 0;
+  if (!supervisor.exits().empty()) status.last_exit = supervisor.exits().back().text;
   if (own.process) {
     status.pid = own.process->pid;
     status.uptime = loop_.now() - own.started;
@@ -209,21 +124,21 @@ WorkerFleet::Status WorkerFleet::status(int rank) const {
 
 std::string WorkerFleet::trouble() const {
   std::string text;
-  if (epoch_active_ || stopping_) return text;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    const Rank& own = *ranks_[rank];
-    if (!topology_.contains(static_cast<int>(rank))) continue;
-    if (own.phase == Phase::kWaiting || own.supervisor.exits().empty()) continue;
-    text += (text.empty() ? "" : "; ") + std::string("worker ") + std::to_string(rank) + ": " +
-            own.supervisor.exits().back().text;
+  if (epoch_active() || rules_.stopping()) return text;
+  for (int rank = 0; rank < rank_count(); ++rank) {
+    const auto& exits = rules_.supervisor(rank).exits();
+    if (!topology().contains(rank) || rules_.phase(rank) == WorkerPhase::kWaiting || exits.empty()) continue;
+    text +=
+        (text.empty() ? "" : "; ") + std::string("worker ") + std::to_string(rank) + ": " + exits.back().text;
   }
   return text;
 }
 
-// Runs the table and carries out what it says.
-void WorkerFleet::apply(int rank, WorkerEvent event) {
+// ---- what the rules say
+
+void WorkerFleet::carry_out(int rank, WorkerState, WorkerEvent event, WorkerAction action) {
   Rank& own = *ranks_[static_cast<size_t>(rank)];
-  const WorkerAction action = own.supervisor.handle(event, loop_.now());
+  const Supervisor& supervisor = rules_.supervisor(rank);
   switch (action) {
     case WorkerAction::kNone:
     case WorkerAction::kSettle:
@@ -233,7 +148,7 @@ void WorkerFleet::apply(int rank, WorkerEvent event) {
       spawn_worker(rank);
       break;
     case WorkerAction::kRetryLater:
-      if (const auto at = own.supervisor.deadline()) {
+      if (const auto at = supervisor.deadline()) {
         log_.info("worker_restarts", {{"rank", rank}, {"in_seconds", seconds(*at - loop_.now())}});
       }
       check_stopped();
@@ -246,17 +161,67 @@ void WorkerFleet::apply(int rank, WorkerEvent event) {
     }
     case WorkerAction::kKill:
       if (event == WorkerEvent::kTimeout) {
-        log_.warning("worker_late", {{"rank", rank}, {"state", worker_state_name(own.supervisor.state())}});
+        log_.warning("worker_late", {{"rank", rank}, {"state", worker_state_name(supervisor.state())}});
       }
       if (own.process) kill_process(*own.process);
       break;
   }
-  if (const auto deadline = own.supervisor.deadline()) {
-    own.timer->start(*deadline - loop_.now());
+}
+
+void WorkerFleet::hangs(int rank, const std::string& why) {
+  Rank& own = *ranks_[static_cast<size_t>(rank)];
+  log_.warning("worker_hung", {{"rank", rank}, {"pid", own.process->pid}, {"reason", why}});
+  own.killed_for = why;
+}
+
+void WorkerFleet::begin_epoch(Epoch epoch) {
+  wire::ToWorker message;
+  message.mutable_begin()->set_epoch(number(epoch));
+  message.mutable_begin()->set_plan_sequence(arenas_->control().plans_published());
+  message.mutable_begin()->set_ranks(topology().ranks());
+  arenas_->control().set_readers(topology().ranks());
+  for (int place = 0; place < topology().count(); ++place) send(topology().rank(place), message);
+  log_.info("epoch_began", {{"epoch", number(epoch)}, {"ranks", topology().text()}});
+  if (spare_) spare_timer_->start(kSpareDelay);
+  listener_.epoch_began(epoch);
+}
+
+Duration WorkerFleet::lose_epoch(Epoch epoch, const std::string& reason, Loss loss, bool planned) {
+  if (!planned) log_.warning("epoch_lost", {{"epoch", number(epoch)}, {"reason", reason}});
+  loading_.begin_again();
+  arenas_->control().abort_epoch(epoch);
+  return listener_.epoch_lost(epoch, reason, loss);
+}
+
+void WorkerFleet::memory_lost(int rank) {
+  if (auto cleared = arenas_->clear_pool(rank); !cleared) {
+    log_.error("pool_not_cleared", {{"rank", rank}, {"reason", cleared.error().text()}});
+  }
+  listener_.memory_lost(rank);
+}
+
+void WorkerFleet::worker_failed(int rank) {
+  const Rank& own = *ranks_[static_cast<size_t>(rank)];
+  const Error why = own.failure
+                        ? *own.failure
+                        : error(ErrorCode::kUnavailable, "the worker ended before it was ready: " +
+                                                             rules_.supervisor(rank).exits().back().text);
+  loop_.defer([this, rank, why] { listener_.worker_failed(rank, why); });
+}
+
+void WorkerFleet::worker_stopped(int rank) {
+  loop_.defer([this, rank] { listener_.worker_stopped(rank); });
+}
+
+void WorkerFleet::wake_at(std::optional<Time> when) {
+  if (when) {
+    timer_.start(*when - loop_.now());
   } else {
-    own.timer->stop();
+    timer_.stop();
   }
 }
+
+// ---- processes
 
 void WorkerFleet::spawn_worker(int rank) {
   Rank& own = *ranks_[static_cast<size_t>(rank)];
@@ -269,16 +234,11 @@ void WorkerFleet::spawn_worker(int rank) {
   auto process = spawn(options_.worker_binary, {"--socket-fd", std::to_string(kChildSocket)});
   if (!process) {
     log_.error("worker_spawn_failed", {{"rank", rank}, {"reason", process.error().text()}});
-    own.supervisor.record_exit(loop_.now(), process.error().text());
-    // Not from inside of apply(): the table's answer to this exit comes after its answer to the spawn.
-    loop_.defer([this, rank, failure = process.error()] {
-      apply(rank, WorkerEvent::kExited);
-      give_up_if_hopeless(rank, failure.text());
-    });
-    return;
+    rules_.spawn_failed(rank, process.error().text(), loop_.now());
+    return give_up_if_hopeless(rank, process.error().text());
   }
   own.process = std::move(process).value();
-  own.phase = Phase::kDescribing;
+  rules_.spawned(rank, WorkerPhase::kDescribing);
   watch(rank);
   log_.info("worker_spawned", {{"rank", rank}, {"pid", own.process->pid}});
   listener_.worker_started(rank);
@@ -287,11 +247,11 @@ void WorkerFleet::spawn_worker(int rank) {
 
 bool WorkerFleet::adopt_spare(int rank) {
   // One that joins has a pool that nobody has touched yet.
-  auto spare = spare_ && topology_.contains(rank) ? spare_->take() : std::nullopt;
+  auto spare = spare_ && topology().contains(rank) ? spare_->take() : std::nullopt;
   if (!spare) return false;
   Rank& own = *ranks_[static_cast<size_t>(rank)];
   own.process = std::move(spare);
-  own.phase = Phase::kLoading;
+  rules_.spawned(rank, WorkerPhase::kLoading);
   watch(rank);
   log_.info("spare_takes_over", {{"rank", rank}, {"pid", own.process->pid}});
   listener_.worker_started(rank);
@@ -418,27 +378,20 @@ void WorkerFleet::take_message(int rank, const wire::FromWorker& message) {
     case wire::FromWorker::kProgress:
       own.tensors = {message.progress().tensors_done(), message.progress().tensors_total()};
       note_progress();
-      own.supervisor.progress(loop_.now());
-      if (const auto deadline = own.supervisor.deadline()) own.timer->start(*deadline - loop_.now());
+      rules_.progress(rank, loop_.now());
       break;
     case wire::FromWorker::kLoaded:
-      if (own.phase != Phase::kLoading) return hung(rank, "said Loaded out of turn");
-      own.phase = Phase::kWaiting;
+      if (rules_.phase(rank) != WorkerPhase::kLoading) return hung(rank, "said Loaded out of turn");
       own.tensors = {message.loaded().tensors(), message.loaded().tensors()};
       note_progress();
       log_.info("worker_loaded", {{"rank", rank},
                                   {"tensors", message.loaded().tensors()},
                                   {"bytes", message.loaded().bytes()},
                                   {"seconds", seconds(loop_.now() - own.started)}});
-      apply(rank, WorkerEvent::kReady);
-      if (std::exchange(own.joining, false)) listener_.worker_waits(rank);
-      begin_epoch_if_all_wait();
+      rules_.loaded(rank, loop_.now());
       break;
     case wire::FromWorker::kAborted:
-      if (own.phase != Phase::kAborting || message.aborted().epoch() != number(epoch_))
-        return;  // late: of an older epoch
-      own.phase = Phase::kWaiting;
-      begin_epoch_if_all_wait();
+      rules_.aborted(rank, Epoch{message.aborted().epoch()});
       break;
     case wire::FromWorker::kFailure:
       own.failure = error_of(message.failure());
@@ -460,8 +413,7 @@ void WorkerFleet::note_progress() {
 }
 
 void WorkerFleet::take_description(int rank, const wire::ModelDescription& description) {
-  Rank& own = *ranks_[static_cast<size_t>(rank)];
-  if (own.phase != Phase::kDescribing) return hung(rank, "described itself out of turn");
+  if (rules_.phase(rank) != WorkerPhase::kDescribing) return hung(rank, "described itself out of turn");
   if (description.protocol_version() != kWorkerProtocol) {
     return fail(error(ErrorCode::kUnsupported, "weft-worker speaks protocol " +
                                                    std::to_string(description.protocol_version()) +
@@ -470,17 +422,14 @@ void WorkerFleet::take_description(int rank, const wire::ModelDescription& descr
   if (const auto known = from_wire(description.weight_dtype(), "weight_dtype"); !known) {
     return fail(known.error());
   }
-  own.phase = Phase::kDescribed;
-  own.supervisor.progress(loop_.now());
+  rules_.described(rank, loop_.now());
   const bool first = model_.model_type().empty();
   if (first) model_ = description;
   if (description.SerializeAsString() != model_.SerializeAsString()) {
     return hung(rank, "describes another model than the other ranks: the checkpoint has changed");
   }
   if (arenas_) return send_arenas(rank);
-  const bool all = std::all_of(ranks_.begin(), ranks_.begin() + topology_.count(),
-                               [](const auto& other) { return other->phase == Phase::kDescribed; });
-  if (all) map_arenas_everywhere();
+  if (rules_.all_described()) map_arenas_everywhere();
 }
 
 void WorkerFleet::map_arenas_everywhere() {
@@ -490,17 +439,14 @@ void WorkerFleet::map_arenas_everywhere() {
   if (!arenas) return fail(arenas.error());
   arenas_.emplace(std::move(arenas).value());
   listener_.arenas_made(arenas_->control(), arenas_->results_fd());
-  for (int rank = 0; rank < topology_.count(); ++rank) send_arenas(rank);
+  for (int place = 0; place < topology().count(); ++place) send_arenas(topology().rank(place));
 }
 
 void WorkerFleet::send_arenas(int rank) {
-  Rank& own = *ranks_[static_cast<size_t>(rank)];
-  own.phase = Phase::kLoading;
   // It touches its whole pool before it can say anything again; a slow machine does that at 50 MiB/s.
   const wire::MapArenas arenas = arenas_->message();
   const auto pool = static_cast<int64_t>(arenas.pool_bytes(rank));
-  own.supervisor.progress(loop_.now() + std::chrono::seconds(pool / (50 * kMiB)));
-  if (const auto deadline = own.supervisor.deadline()) own.timer->start(*deadline - loop_.now());
+  rules_.loads(rank, loop_.now() + std::chrono::seconds(pool / (50 * kMiB)));
   wire::ToWorker message;
   *message.mutable_map_arenas() = arenas;
   send(rank, message, arenas_->descriptors());
@@ -518,100 +464,37 @@ void WorkerFleet::worker_ended(int rank) {
   if (!own.killed_for.empty()) text += ", killed: " + own.killed_for;
   if (own.failure) text += ", " + own.failure->text();
   if (!own.line.empty()) log_.info("worker_output", {{"rank", rank}, {"line", own.line}});
-  const bool expected = own.supervisor.state() == WorkerState::kDraining || stopping_;
+  const bool expected = rules_.supervisor(rank).state() == WorkerState::kDraining || rules_.stopping();
   const std::initializer_list<Field> fields = {{"rank", rank}, {"pid", own.process->pid}, {"how", text}};
   expected ? log_.info("worker_exited", fields) : log_.warning("worker_exited", fields);
-  own.supervisor.record_exit(loop_.now(), text);
   own.socket_watch.reset();
   own.end_watch.reset();
   own.output_watch.reset();
   own.process.reset();
-  own.phase = Phase::kGone;
   const bool memory_lost = own.failure && own.failure->field == "pool";
-  if (topology_.contains(rank) || memory_lost)
-    lose_epoch("rank " + std::to_string(rank) + " ended: " + text, loss);
-  if (memory_lost && ever_ready_) {
-    if (auto cleared = arenas_->clear_pool(rank); !cleared) {
-      log_.error("pool_not_cleared", {{"rank", rank}, {"reason", cleared.error().text()}});
-    }
-    listener_.memory_lost(rank);
-  }
-  if (std::exchange(own.joining, false)) {
-    own.wanted = false;
-    apply(rank, WorkerEvent::kWantDown);
-    const Error why = own.failure
-                          ? *own.failure
-                          : error(ErrorCode::kUnavailable, "the worker ended before it was ready: " + text);
-    loop_.defer([this, rank, why] { listener_.worker_failed(rank, why); });
-  } else if (!own.wanted && !stopping_) {
-    loop_.defer([this, rank] { listener_.worker_stopped(rank); });
-  }
-  apply(rank, WorkerEvent::kExited);
-  begin_epoch_if_all_wait();
+  rules_.ended(rank, text, loss, memory_lost, loop_.now());
   give_up_if_hopeless(rank, text);
 }
 
 void WorkerFleet::give_up_if_hopeless(int rank, const std::string& how) {
-  if (ever_ready_ || stopping_) return;
+  if (ever_ready() || rules_.stopping()) return;
   const Rank& own = *ranks_[static_cast<size_t>(rank)];
   if (own.failure && is_lasting(own.failure->code)) return fail(*own.failure);
-  if (own.supervisor.spawns() >= kHopelessSpawns) {
+  if (rules_.supervisor(rank).spawns() >= kHopelessSpawns) {
     fail(error(ErrorCode::kUnavailable, "worker " + std::to_string(rank) + " did not become ready in " +
                                             std::to_string(kHopelessSpawns) + " starts; the last: " + how));
   }
 }
 
-void WorkerFleet::lose_epoch(const std::string& reason, Loss loss) {
-  if (!epoch_active_) return;
-  log_.warning("epoch_lost", {{"epoch", number(epoch_)}, {"reason", reason}});
-  end_epoch(reason, loss);
-}
-
-void WorkerFleet::end_epoch(const std::string& reason, Loss loss) {
-  if (!epoch_active_) return;
-  epoch_active_ = false;
-  loading_.begin_again();
-  arenas_->control().abort_epoch(epoch_);
-  for (const auto& rank : ranks_) {
-    if (rank->phase == Phase::kRunning) rank->phase = Phase::kAborting;
-  }
-  abort_allowance_ = listener_.epoch_lost(epoch_, reason, loss);
-  abort_timer_.start(abort_allowance_);
-}
-
-void WorkerFleet::begin_epoch_if_all_wait() {
-  if (stopping_ || epoch_active_) return;
-  for (int rank = 0; rank < rank_count(); ++rank) {
-    const Phase phase = ranks_[static_cast<size_t>(rank)]->phase;
-    if (topology_.contains(rank) ? phase != Phase::kWaiting : phase == Phase::kAborting) return;
-  }
-  abort_timer_.stop();
-  epoch_ = Epoch{number(epoch_) + 1};
-  epoch_active_ = true;
-  ever_ready_ = true;
-  wire::ToWorker message;
-  message.mutable_begin()->set_epoch(number(epoch_));
-  message.mutable_begin()->set_plan_sequence(arenas_->control().plans_published());
-  message.mutable_begin()->set_ranks(topology_.ranks());
-  arenas_->control().set_readers(topology_.ranks());
-  for (int place = 0; place < topology_.count(); ++place) {
-    ranks_[static_cast<size_t>(topology_.rank(place))]->phase = Phase::kRunning;
-    send(topology_.rank(place), message);
-  }
-  log_.info("epoch_began", {{"epoch", number(epoch_)}, {"ranks", topology_.text()}});
-  if (spare_) spare_timer_->start(kSpareDelay);
-  listener_.epoch_began(epoch_);
-}
-
 void WorkerFleet::fail(const Error& failure) {
-  if (failed_ || stopping_) return;
+  if (failed_ || rules_.stopping()) return;
   failed_ = true;
   // Out of this callback: the listener will want to stop the fleet.
   loop_.defer([this, failure] { listener_.fleet_failed(failure); });
 }
 
 void WorkerFleet::check_stopped() {
-  if (!stopping_) return;
+  if (!rules_.stopping()) return;
   for (const auto& rank : ranks_) {
     if (rank->process) return;
   }

@@ -1,21 +1,15 @@
 // The worker processes of all ranks: spawned, brought to a common start, replaced when they die.
 //
 // Start: every worker gets Describe; when all have answered alike the arenas are made; every worker gets
-// MapArenas, loads its share of the weights and says Loaded. An *epoch* begins when every rank waits for one.
-// It ends at once, by the abort word, when a worker dies, hangs or has to stop. The next begins when every
-// survivor has said Aborted, every lost worker has been reaped and its successor has said Loaded; a survivor
-// that does not say Aborted in time is killed. So no process of an older epoch can write into memory of a
-// newer one.
-//
-// Workers come and go: a rank may start, and wait, without taking part; set_topology() says who does in the
-// next epoch. What becomes of a rank that takes no part ends no epoch.
+// MapArenas, loads its share of the weights and says Loaded. Epochs begin and end by the rules of
+// daemon/fleet_rules.h; here are the processes, messages, timers and log lines that they ask for. An epoch
+// ends by the abort word.
 //
 // With --spare there is one process more, from the first epoch on, which takes the place of a worker that
 // died (daemon/spare_worker.h).
 //
-// What to do with one worker is the supervisor table's business (daemon/supervisor.h). Loop thread only.
-// Expected failures go to Listener::fleet_failed() and only before the fleet has been ready once; afterwards
-// it retries for ever.
+// Loop thread only. Expected failures go to FleetListener::fleet_failed() and only before the fleet has been
+// ready once; afterwards it retries for ever.
 #pragma once
 
 #include <memory>
@@ -25,14 +19,12 @@
 
 #include "daemon/arenas.h"
 #include "daemon/event_log.h"
-#include "daemon/flights.h"
+#include "daemon/fleet_rules.h"
 #include "daemon/loop.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
 #include "daemon/spare_worker.h"
 #include "daemon/start_progress.h"
-#include "daemon/supervisor.h"
-#include "kv/topology.h"
 #include "proto/worker.pb.h"
 
 namespace weft::daemon {
@@ -59,37 +51,35 @@ class FleetListener {
   virtual void fleet_stopped() = 0;  // after stop(): every process is reaped
 };
 
-class WorkerFleet {
+class WorkerFleet : private FleetShell {
  public:
   WorkerFleet(Loop& loop, const EventLog& log, const Options& options, SupervisorLimits limits,
               FleetListener& listener);
-  ~WorkerFleet();
+  ~WorkerFleet() override;
 
-  void start();
+  void start() { rules_.start(loop_.now()); }
   void stop();      // politely; kills what is late
   void kill_all();  // now; still reaps
   void hung(int rank, const std::string& why);
   void step_done();  // by all ranks
 
   // ---- workers that come and go
-  const kv::Topology& topology() const { return topology_; }  // of the present epoch, or of the next one
-  // The present epoch ends and one with these ranks begins, when they all wait. No plan is in flight.
-  void set_topology(const kv::Topology& topology);
-  // Of ranks that take no part.
+  const kv::Topology& topology() const { return rules_.topology(); }
+  // No plan is in flight.
+  void set_topology(const kv::Topology& topology) { rules_.set_topology(topology, loop_.now()); }
   void start_worker(int rank, const Device& device);
-  void stop_worker(int rank);
-  bool has_worker(int rank) const;         // a process, or it will have one again
-  std::optional<int> unused_rank() const;  // one that has none
+  void stop_worker(int rank) { rules_.stop_worker(rank, loop_.now()); }
+  bool has_worker(int rank) const { return rank >= 0 && rank < rank_count() && rules_.wanted(rank); }
+  std::optional<int> unused_rank() const { return rules_.unused_rank(); }
   const Device& device(int rank) const;
-  bool waits(int rank) const;  // its process is ready, or leaves its step
-  int rank_count() const { return static_cast<int>(ranks_.size()); }  // that there may be
+  bool waits(int rank) const { return rules_.waits(rank); }
+  int rank_count() const { return rules_.rank_count(); }  // that there may be
 
-  bool epoch_active() const { return epoch_active_; }
-  Epoch epoch() const { return epoch_; }
-  bool ever_ready() const { return ever_ready_; }
+  bool epoch_active() const { return rules_.epoch_active(); }
+  Epoch epoch() const { return rules_.epoch(); }
+  bool ever_ready() const { return rules_.ever_ready(); }
   bool has_arenas() const { return arenas_.has_value(); }
-  // Ranks whose heartbeat must move.
-  RankMask beating() const;
+  RankMask beating() const { return rules_.beating(); }
   uint64_t restarts() const;
   const wire::ModelDescription& model() const { return model_; }
 
@@ -109,11 +99,19 @@ class WorkerFleet {
   TensorCount loading() const { return loading_.shown(); }
 
  private:
-  // Where a live process stands in the common start.
-  enum class Phase : uint8_t { kGone, kDescribing, kDescribed, kLoading, kWaiting, kRunning, kAborting };
   struct Rank;
 
-  void apply(int rank, WorkerEvent event);
+  // ---- FleetShell
+  void carry_out(int rank, WorkerState was, WorkerEvent event, WorkerAction action) override;
+  void hangs(int rank, const std::string& why) override;
+  void begin_epoch(Epoch epoch) override;
+  Duration lose_epoch(Epoch epoch, const std::string& reason, Loss loss, bool planned) override;
+  void memory_lost(int rank) override;
+  void worker_waits(int rank) override { listener_.worker_waits(rank); }
+  void worker_failed(int rank) override;
+  void worker_stopped(int rank) override;
+  void wake_at(std::optional<Time> when) override;
+
   void spawn_worker(int rank);
   bool adopt_spare(int rank);  // instead, if there is one
   void watch(int rank);
@@ -127,9 +125,6 @@ class WorkerFleet {
   void give_up_if_hopeless(int rank, const std::string& how);
   void map_arenas_everywhere();
   void send_arenas(int rank);
-  void lose_epoch(const std::string& reason, Loss loss);
-  void end_epoch(const std::string& reason, Loss loss);
-  void begin_epoch_if_all_wait();
   void note_progress();
   void fail(const Error& failure);
   void check_stopped();
@@ -145,14 +140,9 @@ class WorkerFleet {
   std::optional<Arenas> arenas_;
   wire::ModelDescription model_;
   StartProgress loading_;
-  Timer abort_timer_;
-  Epoch epoch_{};
-  bool epoch_active_ = false;
-  Duration abort_allowance_{};  // of the lost epoch's survivors
-  kv::Topology topology_;
-  bool ever_ready_ = false;
+  FleetRules rules_;
+  Timer timer_;  // of their deadlines
   bool failed_ = false;
-  bool stopping_ = false;
 };
 
 }  // namespace weft::daemon

@@ -1,29 +1,27 @@
-// The worker processes: which live, which epoch runs. The decisions are the supervisor table's.
+// The worker processes, simulated: which live, what they do, and what the daemon's rules say about them.
 //
-// One daemon::Supervisor for each rank, asked at every event of its process and at every deadline; what it
-// says is done to simulated processes. The rules between ranks are those of daemon/worker_fleet.h: an epoch
-// begins when every rank waits for one, ends with the first process that is seen to die or hang, and the next
-// one begins when every survivor has left its step and every lost worker has been reaped and replaced.
+// daemon::FleetRules, the daemon's own, hears what happens to them and has done to them what it says; there
+// is no rule here, save the watchdog's: a process that does not act for longer than the deadline hangs
+// (daemon/watchdog.h has threads and clocks).
 //
 // A killed or dying process can still write until it is reaped, a survivor until it says that it left its
-// step. Checker "epochs" compares what the table thinks with what there is.
+// step. Checker "epochs" compares what the rules think with what there is.
 #pragma once
 
-#include <array>
 #include <optional>
 #include <vector>
 
-#include "daemon/supervisor.h"
+#include "daemon/fleet_rules.h"
 #include "tests/simulation/core.h"
 #include "tests/simulation/engine.h"
 
 namespace weft::simulation {
 
-class Fleet {
+class Fleet : private daemon::FleetShell {
  public:
   Fleet(Core& core, Engine& engine);
 
-  void start();
+  void start() { rules_.start(core_.now); }
   void stop();
   void pass_time();  // deadlines that are over
   bool stopped() const;
@@ -31,16 +29,10 @@ class Fleet {
   int64_t memories_lost() const { return memories_lost_; }
 
   // These ranks take part in the next epoch; the present one ends.
-  void set_topology(RankMask ranks);
-  RankMask topology() const { return topology_; }
-  // Its process is there, and neither dead for the daemon nor about to be ready.
-  bool is_there(int rank) const {
-    const State state = ranks_[static_cast<size_t>(rank)].state;
-    return state == State::kWaiting || state == State::kAborting;
-  }
+  void set_topology(RankMask ranks) { rules_.set_topology(kv::Topology(ranks), core_.now); }
+  bool is_there(int rank) const { return rules_.waits(rank); }
   bool waits(int rank) const {
-    const Rank& own = ranks_[static_cast<size_t>(rank)];
-    return own.state == State::kWaiting && own.wanted;
+    return rules_.phase(rank) == daemon::WorkerPhase::kWaiting && rules_.wanted(rank);
   }
 
   // ---- acts; false: there was nothing to do
@@ -60,40 +52,50 @@ class Fleet {
   void check() const;
 
  private:
+  // Of the process, whatever the rules think.
   enum class State : uint8_t { kGone, kLoading, kWaiting, kRunning, kAborting };
-  struct Rank {
-    daemon::Supervisor supervisor;
+  struct Process {
     State state = State::kGone;
+    Epoch epoch{};                              // that it began last
     bool dead = false;                          // not reaped
     bool killed = false;                        // told to die
     daemon::Loss loss = daemon::Loss::kFailed;  // how it died
     bool memory_lost = false;
     bool asked_to_stop = false;
-    bool spawn_fails = false;
-    bool wanted = true;
     std::optional<Time> stalled_until, stalled_since;
-    bool has_process() const { return state != State::kGone; }
-    bool acts() const { return has_process() && !dead && !killed && !stalled_until; }
+    bool there() const { return state != State::kGone; }
+    bool acts() const { return there() && !dead && !killed && !stalled_until; }
+  };
+  struct Rank {
+    Process process;
+    bool wanted = true;  // by who starts and stops workers
+    bool spawn_fails = false;
   };
 
+  // ---- FleetShell
+  void carry_out(int rank, daemon::WorkerState was, daemon::WorkerEvent event,
+                 daemon::WorkerAction action) override;
+  void hangs(int rank, const std::string& why) override;
+  void begin_epoch(Epoch epoch) override;
+  Duration lose_epoch(Epoch epoch, const std::string& reason, daemon::Loss loss, bool planned) override;
+  void memory_lost(int rank) override;
+  void worker_waits(int) override {}
+  void worker_failed(int rank) override { at(rank).wanted = false; }
+  void worker_stopped(int) override {}
+  void wake_at(std::optional<Time>) override {}  // pass_time() is called all the time
+
   Rank& at(int rank) { return ranks_[static_cast<size_t>(rank)]; }
-  void apply(int rank, daemon::WorkerEvent event);
+  Process& process(int rank) { return at(rank).process; }
   void spawn(int rank);
-  void hung(int rank);
-  bool takes_part(int rank) const { return holds(topology_, rank); }
-  void lose_epoch(daemon::Loss loss);
-  void begin_epoch_if_all_wait();
   bool run_phase(int rank);
   int count() const { return static_cast<int>(ranks_.size()); }
 
   Core& core_;
   Engine& engine_;
   std::vector<Rank> ranks_;
-  std::optional<Time> abort_deadline_;
-  RankMask topology_ = 0;
-  int64_t seen_steps_ = 0;  // done
+  daemon::FleetRules rules_;
   bool stopping_ = false;
-  bool ever_ready_ = false;
+  int64_t seen_steps_ = 0;  // done
   int64_t memories_lost_ = 0;
 };
 

@@ -32,6 +32,8 @@ enum class Wrapped {
   kLoadMiscounted,
   kNoDeadline,
   kDeafSupervisor,
+  kAbortedForOthers,
+  kMemoryLossUnheard,
 };
 Wrapped wrapped = Wrapped::kNone;
 std::set<uint64_t> early;  // copies that were there too early
@@ -60,6 +62,9 @@ namespace daemon_ = weft::daemon;
 #define SUPERVISE _ZN4weft6daemon10Supervisor6handleENS0_11WorkerEventENS_4TimeE
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
+#define ENDED                                                          \
+  JOIN(_ZN4weft6daemon10FleetRules5endedEiRKNSt7__cxx1112basic_string, \
+       IcSt11char_traitsIcESaIcEEENS0_4LossEbNS_4TimeE)
 #define REAL(name) JOIN(__real_, name)
 #define WRAP(name) JOIN(__wrap_, name)
 
@@ -167,6 +172,15 @@ daemon_::WorkerAction WRAP(SUPERVISE)(daemon_::Supervisor* supervisor, daemon_::
       event == daemon_::WorkerEvent::kExited)
     return daemon_::WorkerAction::kNone;
   return REAL(SUPERVISE)(supervisor, event, now);
+}
+
+void REAL(ENDED)(daemon_::FleetRules*, int rank, const std::string& how, daemon_::Loss loss, bool memory_lost,
+                 weft::Time now);
+void WRAP(ENDED)(daemon_::FleetRules* rules, int rank, const std::string& how, daemon_::Loss loss,
+                 bool memory_lost, weft::Time now) {
+  REAL(ENDED)(rules, rank, how, loss, memory_lost && wrapped != Wrapped::kMemoryLossUnheard, now);
+  if (wrapped != Wrapped::kAbortedForOthers) return;
+  for (int other = 0; other < rules->rank_count(); ++other) rules->aborted(other, rules->epoch());
 }
 
 }  // extern "C"
@@ -344,6 +358,10 @@ const std::vector<Plant>& plants() {
       {"FailureNotCounted", Checker::kCounters, false, [](Conditions& c) { wrap(c, Wrapped::kLostFailure); }},
       {"DeadlineForgotten", Checker::kDeadlines, true, [](Conditions& c) { wrap(c, Wrapped::kNoDeadline); }},
       {"DeafSupervisor", Checker::kEpochs, false, [](Conditions& c) { wrap(c, Wrapped::kDeafSupervisor); }},
+      {"EpochBeginsTooEarly", Checker::kEpochs, false,
+       [](Conditions& c) { wrap(c, Wrapped::kAbortedForOthers); }},
+      {"MemoryLossUnheard", Checker::kBytes, true,
+       [](Conditions& c) { wrap(c, Wrapped::kMemoryLossUnheard); }},
       {"ResumeLost", Checker::kProgress, true,
        [](Conditions& c) {
          c.seams.lose_event = [](const controlplane::Event& event) {
