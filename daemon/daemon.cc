@@ -153,7 +153,7 @@ Result<ArenaSizes> Daemon::size_arenas(const wire::ModelDescription& model) {
   TRY(sizing_, size_everything(options_, model));
   ArenaSizes at_start = sizing_->arenas;  // nobody touches the pools of workers that are not there
   at_start.pool_pages.resize(static_cast<size_t>(options_.workers));
-  TRY_VOID(check_fits_memory(at_start, pool_option_of(options_), available_memory()));
+  TRY_VOID(check_fits_memory(at_start, sizing_->pool_option, available_memory()));
   return sizing_->arenas;
 }
 
@@ -200,7 +200,11 @@ void Daemon::print_ready() {
 Duration Daemon::epoch_lost(Epoch, const std::string& reason, Loss loss) {
   if (!stopping_ && !topology_.changes_epoch() && recovery_ == 0) {
     const auto line = journal_->begin_command("recovery", reason);
-    if (line) recovery_ = *line;
+    if (line) {
+      recovery_ = *line;
+    } else {
+      journal(line.error());
+    }
   }
   return engine_->epoch_lost(loss);
 }

@@ -20,7 +20,7 @@ int64_t available_memory();
 std::optional<int64_t> parse_available(const std::string& meminfo);
 
 // kResourceExhausted says what is needed for what, and how much there is. `pool_option`: the one that set the
-// pools' size (pool_option_of).
+// pools' size.
 Result<void> check_fits_memory(const ArenaSizes& sizes, const char* pool_option, int64_t available);
 
 }  // namespace weft::daemon

@@ -141,7 +141,7 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
   app.add_option("--max-context", options.max_context,
                  "longest prompt plus answer (default: the model's own)")
       ->type_name("N")
-      ->check(at_least(1))
+      ->check(at_least(2))
       ->group(memory);
   app.add_option("--weight-dtype", raw.weight_dtype,
                  "stored, f32 or bf16: of products, and of weights that are not quantised")

@@ -151,6 +151,10 @@ Result<Sizing> size_everything(const Options& options, const wire::ModelDescript
   sizing.arenas.geometry = limits.geometry;
   sizing.arenas.host_pages = host;
   sizing.arenas.pool_pages.assign(static_cast<size_t>(options.rank_count()), pages);
+  const bool mostly_keys = pages.index_keys * limits.geometry.page_bytes(kv::Stream::kIndexKeys) >
+                           pages.entries * limits.geometry.page_bytes(kv::Stream::kEntries);
+  sizing.pool_option =
+      options.index_pool_tokens > 0 && mostly_keys ? "--index-pool-tokens" : pool_option_of(options);
 
   sizing.model.name = options.model_name;
   sizing.model.model_type = model.model_type();

@@ -16,7 +16,8 @@ struct Sizing {
   controlplane::Limits limits;
   ArenaSizes arenas;
   ModelFacts model;
-  std::string cache_format;  // names what a cached byte means: part of every block's identity
+  const char* pool_option = nullptr;  // the one that set the larger part of a page pool
+  std::string cache_format;           // names what a cached byte means: part of every block's identity
 };
 Result<Sizing> size_everything(const Options& options, const wire::ModelDescription& model);
 

@@ -152,16 +152,29 @@ std::string surplus_text(const CLI::App& app) {
   return hint.empty() ? text : text + "; did you mean " + hint + "?";
 }
 
-std::string fault_text(const CLI::App& app, const CLI::Error& failure) {
-  if (dynamic_cast<const CLI::ExtrasError*>(&failure) != nullptr) return surplus_text(app);
+// Without the option's name that begins most of them.
+std::string fault_text(const CLI::Error& failure, const std::string& rest) {
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&failure) == nullptr) return rest;
+  // "1 required FLOAT missing", "At Most 1 required but received 2"
+  if (rest.ends_with(" missing")) return "needs a value";
+  if (rest.starts_with("At Most 1")) return "is given more than once";
+  return rest;
+}
+
+// "--timeout: must be …" and "RANK is required" are about the option or argument that they begin with.
+Error fault(const CLI::App& app, const CLI::Error& failure) {
+  const std::string see = " (see " + full_name(innermost(app)) + " --help)";
+  if (dynamic_cast<const CLI::ExtrasError*>(&failure) != nullptr) {
+    return error(ErrorCode::kInvalidArgument, surplus_text(app) + see);
+  }
   const std::string text = failure.what();
-  if (dynamic_cast<const CLI::ArgumentMismatch*>(&failure) == nullptr) return text;
-  // "--timeout: 1 required FLOAT missing", "--timeout: At Most 1 required but received 2"
-  const size_t colon = text.find(": ");
-  if (colon == std::string::npos) return text;
-  if (text.ends_with(" missing")) return text.substr(0, colon) + " needs a value";
-  if (text.compare(colon, 11, ": At Most 1") == 0) return text.substr(0, colon) + " is given more than once";
-  return text;
+  const std::string name = text.substr(0, text.find_first_of(": "));
+  for (const CLI::App* at = &innermost(app); at != nullptr; at = at->get_parent()) {
+    if (at->get_option_no_throw(name) == nullptr) continue;
+    const std::string rest = text.substr(std::min(text.find_first_not_of(": ", name.size()), text.size()));
+    return error(ErrorCode::kInvalidArgument, fault_text(failure, rest) + see, name);
+  }
+  return error(ErrorCode::kInvalidArgument, text + see);
 }
 
 }  // namespace
@@ -216,8 +229,7 @@ Result<Asked> parse_words(CLI::App& app, const std::vector<std::string>& words) 
   } catch (const CLI::CallForVersion&) {
     return Asked::kVersion;
   } catch (const CLI::Error& failure) {
-    return error(ErrorCode::kInvalidArgument,
-                 fault_text(app, failure) + " (see " + full_name(innermost(app)) + " --help)");
+    return fault(app, failure);
   } catch (const std::exception& failure) {
     return error(ErrorCode::kInvalidArgument, failure.what());
   }

@@ -30,7 +30,7 @@ template <typename Number>
 CLI::Validator decimal();
 
 enum class Asked { kRun, kHelp, kVersion };
-// `words` without the program's name. kInvalidArgument: what is wrong, and where to look.
+// `words` without the program's name. kInvalidArgument: what is wrong, of which option, and where to look.
 Result<Asked> parse_words(CLI::App& app, const std::vector<std::string>& words);
 
 // The help of a program without subcommands.

@@ -127,6 +127,7 @@ TEST(Options, BadValuesAreNamed) {
       {{"--workers", "4", "--decode", "dcp(3)"}, "--decode"},
       {{"--decode", "quick"}, "--decode"},
       {{"--prefill", "ring"}, "--prefill"},
+      {{"--max-context", "1"}, "--max-context: must be a whole number, at least 2, not \"1\""},
       {{"--mechanisms", "query=none"}, "--mechanisms: query: 'none' is not one of gathered, replicated"},
       {{"--workers", "3", "--decode", "dcp(3)", "--mechanisms", "partials=tree"}, "power of two"},
       {{"--mechanisms", "ring=on"}, "'ring' is not one of query, partials, context, fetch, form"},

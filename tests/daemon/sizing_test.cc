@@ -107,6 +107,10 @@ TEST(Sizing, IndexKeysMayHaveAPoolSizeOfTheirOwn) {
   const Sizing apart = size_everything(options, model).value();
   EXPECT_EQ(apart.limits.pages(kv::Stream::kIndexKeys, 1), ceil_div(int64_t{1000}, options.block_tokens));
   EXPECT_EQ(apart.limits.pages(kv::Stream::kEntries, 1), 100);
+  EXPECT_STREQ(apart.pool_option, "--pool-tokens");
+  Options keys = options;
+  keys.index_pool_tokens = 1'000'000;
+  EXPECT_STREQ(size_everything(keys, model).value().pool_option, "--index-pool-tokens");
   EXPECT_EQ(apart.limits.hot_tokens, 0) << "without a host pool";
   options.host_bytes = int64_t{1} << 30;
   EXPECT_EQ(size_everything(options, model).value().limits.hot_tokens, 512);

@@ -90,8 +90,8 @@ TEST(ParseWords, EveryFaultIsOneSentence) {
       {{"--workers", " 7"}, "not \" 7\""},
       {{"--workers", "0x2"}, "not \"0x2\""},
       {{"--workers", "2.0"}, "not \"2.0\""},
-      {{"--workers"}, "--workers needs a value"},
-      {{"--workers", "2", "--workers", "3"}, "--workers is given more than once"},
+      {{"--workers"}, "--workers: needs a value"},
+      {{"--workers", "2", "--workers", "3"}, "--workers: is given more than once"},
       {{"--tokens", "0"}, "--tokens: must be a whole number, at least 1, not \"0\""},
       {{"--seed", "-1"}, "--seed: must be a whole number, not \"-1\""},
       {{"--seed", "18446744073709551616"}, "not \"18446744073709551616\""},
@@ -100,7 +100,7 @@ TEST(ParseWords, EveryFaultIsOneSentence) {
       {{"--deadline", "inf"}, "not \"inf\""},
       {{"--sizes", "1,65"}, "--sizes: must be a whole number, 1 to 64, not \"65\""},
       {{"-l", "-o", "xml"}, "--output: \"xml\" is none of table, lines, json"},
-      {{"-o", "json"}, "--output requires --list"},
+      {{"-o", "json"}, "--output: requires --list"},
       {{"--pool-bytes", "5x"}, "--pool-bytes: must be a size such as 65536, 512MiB or 4GiB, not \"5x\""},
       {{"--pool-bytes", "-5"}, "not \"-5\""},
       {{"--pool-bytes", "9000000TiB"}, "not \"9000000TiB\""},
@@ -115,12 +115,31 @@ TEST(ParseWords, EveryFaultIsOneSentence) {
     const auto asked = program.parse(words);
     ASSERT_FALSE(asked) << text;
     EXPECT_EQ(asked.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_THAT(asked.error().message, HasSubstr(text));
+    EXPECT_THAT(asked.error().text(), HasSubstr(text));
     EXPECT_THAT(asked.error().message, HasSubstr(" (see weft-program --help)"));
     EXPECT_THAT(asked.error().message, Not(HasSubstr("\n")));
   }
+}
+
+TEST(ParseWords, TheFieldIsTheOptionsName) {
+  const std::pair<Words, const char*> cases[] = {{{"--workers", "9"}, "--workers"},
+                                                 {{"--workers"}, "--workers"},
+                                                 {{"--workers", "2", "--workers", "3"}, "--workers"},
+                                                 {{"-l", "-o", "xml"}, "--output"},
+                                                 {{"-o", "json"}, "--output"},
+                                                 {{"--pool-bytes", "5", "--tokens", "5"}, "--tokens"},
+                                                 {{"--wokers", "3"}, ""},
+                                                 {{"surplus"}, ""}};
+  for (const auto& [words, field] : cases) {
+    Program program;
+    const auto asked = program.parse(words);
+    ASSERT_FALSE(asked) << words.front();
+    EXPECT_EQ(asked.error().field, field) << asked.error().text();
+  }
   Program program;
-  EXPECT_THAT(parse_words(program.app, {}).error().message, HasSubstr("--out is required"));
+  const auto asked = parse_words(program.app, {});
+  ASSERT_FALSE(asked);
+  EXPECT_EQ(asked.error().text(), "invalid_argument: --out: is required (see weft-program --help)");
 }
 
 TEST(ByteSize, KnowsItsUnits) {

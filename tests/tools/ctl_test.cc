@@ -144,7 +144,7 @@ TEST(Parse, MisspeltWordsGetAHint) {
        "unknown option --tmeout; did you mean --timeout? (see weftctl status --help)"},
       {{"help", "regruop"}, "no command \"regruop\"; did you mean regroup?"},
       {{"kill"}, "unknown command \"kill\" (see weftctl --help)"},
-      {{"status", "--timeout"}, "--timeout needs a value (see weftctl status --help)"},
+      {{"status", "--timeout"}, "--timeout: needs a value (see weftctl status --help)"},
       {{"status", "more"}, "\"more\" is one word too many (see weftctl status --help)"}};
   for (const auto& [words, text] : cases) {
     const Outcome outcome = run(words);
@@ -271,11 +271,24 @@ TEST(ExitCodes, NoDaemonIs69ForEveryCommandThatNeedsOne) {
   }
 }
 
+// With the option or argument that it is about, be it the command's own or one of every command.
 TEST(ExitCodes, AUsageErrorIsJsonWhereJsonWasAskedFor) {
-  const Outcome outcome = run({"explain", "-o", "json"});
-  const Json document = Json::parse(outcome.err, nullptr, false);
-  ASSERT_TRUE(document.is_object()) << outcome.err;
-  EXPECT_EQ(document["error"]["exit"], 2);
+  const std::pair<Words, const char*> cases[] = {{{"explain"}, "ID"},
+                                                 {{"explain", "x"}, "ID"},
+                                                 {{"generate", "a", "-n", "-3"}, "--max-tokens"},
+                                                 {{"generate", "a", "--prefill", "sideways"}, "--prefill"},
+                                                 {{"generate", "a", "--decode", "dcp"}, "--decode"},
+                                                 {{"status", "--timeout"}, "--timeout"},
+                                                 {{"status", "--timeout", "soon"}, "--timeout"},
+                                                 {{"record", "maybe"}, "ON_OR_OFF"}};
+  for (auto [words, field] : cases) {
+    words.insert(words.begin(), {"-o", "json"});
+    const Outcome outcome = run(words);
+    const Json document = Json::parse(outcome.err, nullptr, false);
+    ASSERT_TRUE(document.is_object()) << outcome.err;
+    EXPECT_EQ(document["error"]["exit"], 2);
+    EXPECT_EQ(document["error"]["field"], field) << outcome.err;
+  }
 }
 
 // ---- commands over the control socket
@@ -519,18 +532,26 @@ TEST(Regroup, SendsWhatWasSaid) {
     good.set_pages_dropped(12);
     auto& bad = *reply.mutable_regroup()->add_outcomes();
     bad.set_request(8);
-    bad.mutable_error()->set_code(wire::ERROR_NOT_FOUND);
-    bad.mutable_error()->set_message("no such request");
+    bad.mutable_error()->set_code(wire::ERROR_RESOURCE_EXHAUSTED);
+    bad.mutable_error()->set_field("decode");
+    bad.mutable_error()->set_message("no room");
+    auto& unknown = *reply.mutable_regroup()->add_outcomes();
+    unknown.set_request(9);
+    unknown.mutable_error()->set_code(wire::ERROR_NOT_FOUND);
+    unknown.mutable_error()->set_field("request");
+    unknown.mutable_error()->set_message("no request 9");
     return test::framed(reply);
   });
-  const Outcome outcome = run(
-      at(daemon, {"regroup", "7", "8", "--decode", "dcp4", "--index", "split", "--defaults", "--dry-run"}));
-  EXPECT_EQ(outcome.code, kExitNotFound);
+  const Outcome outcome = run(at(
+      daemon, {"regroup", "7", "8", "9", "--decode", "dcp4", "--index", "split", "--defaults", "--dry-run"}));
+  EXPECT_EQ(outcome.code, kExitRefused);
   EXPECT_THAT(outcome.out, HasSubstr("would drop"));
   EXPECT_THAT(outcome.out, HasSubstr("12 pages"));
-  EXPECT_EQ(outcome.err, "error: not_found: no such request\n");
-  EXPECT_THAT(outcome.out, Not(HasSubstr("no such request"))) << "told once";
-  EXPECT_THAT(seen.requests(), ::testing::ElementsAre(7, 8));
+  EXPECT_EQ(outcome.err,
+            "error: resource_exhausted: decode: request 8: no room\n"
+            "error: not_found: request: no request 9\n");
+  EXPECT_THAT(outcome.out, Not(HasSubstr("no room"))) << "told once";
+  EXPECT_THAT(seen.requests(), ::testing::ElementsAre(7, 8, 9));
   EXPECT_EQ(seen.decode(), "dcp(4)");
   EXPECT_EQ(seen.index(), "split");
   EXPECT_EQ(seen.prefill(), "");
@@ -543,13 +564,13 @@ TEST(Regroup, SendsWhatWasSaid) {
   EXPECT_THAT(taken.out, HasSubstr("Each changes with its next step"));
   EXPECT_THAT(taken.out, HasSubstr("defaults: "));
   const Outcome json = run(at(daemon, {"regroup", "7", "8", "--decode", "dcp4", "-o", "json"}));
-  EXPECT_EQ(json.code, kExitNotFound);
+  EXPECT_EQ(json.code, kExitRefused);
   EXPECT_EQ(json.out, "") << "one document";
   const Json document = Json::parse(json.err, nullptr, false);
-  EXPECT_EQ(document["error"]["code"], "not_found");
+  EXPECT_EQ(document["error"]["code"], "resource_exhausted");
   EXPECT_EQ(document["error"]["hint"], "");
   EXPECT_EQ(document["regroup"]["outcomes"][0]["pages_dropped"], 12);
-  EXPECT_EQ(document["regroup"]["outcomes"][1]["error"]["code"], "not_found");
+  EXPECT_EQ(document["regroup"]["outcomes"][1]["error"]["code"], "resource_exhausted");
 }
 
 TEST(Regroup, NeedsATargetAndAChange) {
@@ -817,6 +838,31 @@ TEST(Generate, AFailedStreamFails) {
   EXPECT_EQ(failed.code, kExitFailed);
   EXPECT_EQ(failed.out, "ab\n") << "what there was is shown";
   EXPECT_THAT(failed.err, HasSubstr("error: numerical"));
+}
+
+TEST(Generate, OfAStreamThatBreaksOffWhatCameIsShown) {
+  FakeDaemon silent(
+      [](const wire::ClientRequest& request, const FakeDaemon::Send& send) {
+        if (!request.has_generate()) return;
+        wire::ClientReply reply;
+        reply.mutable_accepted()->set_request(3);
+        send(reply);
+        reply.mutable_token()->set_token(97);
+        reply.mutable_token()->set_text("a");
+        send(reply);
+      },
+      [](const wire::ControlRequest&) {
+        wire::ControlReply reply;
+        reply.mutable_status();
+        return test::framed(reply);
+      });
+  const Outcome outcome = run(at(silent, {"generate", "p", "--timeout", "0.5", "-o", "json"}));
+  EXPECT_EQ(outcome.code, kExitTimeout);
+  EXPECT_EQ(outcome.out, "");
+  const Json document = Json::parse(outcome.err, nullptr, false);
+  ASSERT_TRUE(document.is_object()) << outcome.err;
+  EXPECT_EQ(document["error"]["code"], "deadline_exceeded");
+  EXPECT_EQ(document["generate"], (Json{{"request", 3}, {"text", "a"}, {"tokens", {97}}}));
 }
 
 TEST(Generate, ARefusedStreamWritesNothing) {

@@ -314,8 +314,8 @@ const std::vector<Option>& global_options() {
       {"--client", "ENDPOINT",
        "the daemon's client endpoint (ipc://… or tcp://…); default: as the daemon says", &A::client_endpoint},
       {"--timeout", "SECONDS",
-       "give up after this long; 0: never. Default 10, 30 for stop, 600 for changes of workers, none for "
-       "generate",
+       "give up after this long; 0: never. Default 10, 30 for stop, 600 for changes of workers and for "
+       "status --wait once the daemon listens, none for generate",
        &A::timeout_s}};
   return table;
 }

@@ -137,6 +137,11 @@ std::string stats_text(const Context& context, const wire::Finished& finished) {
   return stats_view(finished, plain);
 }
 
+// Of a stream that broke off: what came before.
+Json broken_json(const Answer& answer) {
+  return {{"request", answer.request}, {"text", answer.text}, {"tokens", answer.tokens}};
+}
+
 Json answer_json(const Answer& answer, const wire::Finished& finished, const std::string& digest) {
   Json out = {{"request", finished.request()},
               {"reason", finished.reason()},
@@ -165,6 +170,8 @@ Result<void> run_generate(Context& context) {
   answer.clear_progress();
   if (!outcome) {
     if (!context.arguments.json() && !answer.text.empty()) context.out << std::endl;
+    if (context.arguments.json() && answer.request != 0)
+      context.result = document("generate", broken_json(answer));
     return std::move(outcome).error();
   }
   const wire::Finished& finished = *outcome;

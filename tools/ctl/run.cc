@@ -25,6 +25,7 @@ namespace {
 
 constexpr Duration kStopTimeout = std::chrono::seconds(30);
 constexpr Duration kChangeTimeout = std::chrono::minutes(10);  // of the workers: a new one loads first
+constexpr Duration kReadyTimeout = std::chrono::minutes(10);   // of a daemon that loads
 constexpr Duration kReadyInterval = std::chrono::milliseconds(100);
 
 void put(Context& context, const std::string& text) { context.out << text << std::flush; }
@@ -87,9 +88,10 @@ std::string progress_text(const wire::StatusReply& status) {
   return status.trouble().empty() ? out : out + " (" + status.trouble() + ")";
 }
 
-// Looks until the daemon is ready. A daemon that does not listen yet is waited for, too.
+// Looks until the daemon is ready. One that does not listen yet is waited for, too, but not as long.
 Result<wire::StatusReply> wait_until_ready(Context& context) {
-  const client::Deadline deadline(timeout_of(context.arguments, kControlTimeout));
+  const client::Deadline deadline(timeout_of(context.arguments, kReadyTimeout));
+  const client::Deadline listening(timeout_of(context.arguments, kControlTimeout));
   wire::ControlRequest request;
   request.mutable_status();
   std::string shown;
@@ -103,7 +105,7 @@ Result<wire::StatusReply> wait_until_ready(Context& context) {
       shown = now;
     }
     const bool ready = reply && reply->status().state() == "ready";
-    if (ready || deadline.passed()) {
+    if (ready || (reply ? deadline : listening).passed()) {
       if (context.terminal.error_is_terminal) context.err << std::endl;
       if (ready) return std::move(*reply->mutable_status());
       if (!reply) return std::move(reply).error();
@@ -208,7 +210,12 @@ Result<void> run_regroup(Context& context) {
   }
   std::vector<Error> failures;
   for (const auto& outcome : reply.regroup().outcomes()) {
-    if (outcome.has_error()) failures.push_back(from_wire(outcome.error()));
+    if (!outcome.has_error()) continue;
+    Error failure = from_wire(outcome.error());
+    // "no request 8" says itself whom it is about.
+    if (failure.field != "request")
+      failure.message = "request " + std::to_string(outcome.request()) + ": " + failure.message;
+    failures.push_back(std::move(failure));
   }
   return first_of(std::move(failures), context);
 }
