@@ -14,7 +14,7 @@ namespace weft::controlplane {
 // words. `begun`: the request has not ended. Not `known`: nothing is known of it.
 struct Unused {
   Time since{};
-  std::array<uint8_t, 8> steps{};
+  std::array<uint8_t, 10> steps{};
   bool known = false;
   bool begun = false;
 };

@@ -212,10 +212,7 @@ void Memory::erase(BlockId id) {
 
 void Memory::advance(Time now) {
   now_ = std::max(now_, now);
-  if (limits_.eviction == Eviction::kReuse) {
-    reuse_.advance(now_, evicted_blocks_ - evicted_told_, cache_.registered());
-    evicted_told_ = evicted_blocks_;
-  }
+  if (limits_.eviction == Eviction::kReuse) reuse_.advance(now_);
   cache_.order().advance(now_);
 }
 

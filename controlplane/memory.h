@@ -260,7 +260,7 @@ class Memory {
   PageCounts hot_;  // taken pages that are of no block
   StepId issued_{0};
   uint64_t changes_ = 1;
-  int64_t evicted_blocks_ = 0, evicted_told_ = 0;
+  int64_t evicted_blocks_ = 0;
   Time now_{};
 };
 

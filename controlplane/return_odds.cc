@@ -11,6 +11,7 @@ constexpr double kNeverBack = 0.03, kSteepness = 2;  // of the law at the start
 // How fast odds and factors learn, and how firmly the start holds: as if so many squared gradients were seen.
 constexpr double kOddsRate = 0.4, kOddsStart = 0.2;
 constexpr double kFactorRate = 0.1, kFactorStart = 100;
+constexpr double kSlackSeconds = 10;
 
 double back_at_start(double seconds, double middle) {
   if (seconds <= 0) return 0;
@@ -18,31 +19,6 @@ double back_at_start(double seconds, double middle) {
 }
 
 }  // namespace
-
-// Learned on the half `train` of recorded agent sessions (docs/benchmarks.md): rows in the order of
-// steps_of() in reuse_policy.cc, columns the parts of the ages.
-// clang-format off
-const ReturnOdds::Start ReturnOdds::kBegun = {{
-    {{{4, 1, -4, -8, -8, -3}, {-2, 1, 3, 1, -2, -3}, {4, 3, 1, 0, 3, 0}}},
-    {{{0, -2, -3, -2, -1, -6}, {4, 1, 0, 0, 0, -1}, {0, 2, 2, 1, 1, 3}}},
-    {{{1, -1, -2, -3, -2, -8}, {2, 1, 1, 0, 0, -1}, {0, 1, 2, 0, 3, 2}}},
-    {{{-4, -3, -2, -2, -1, -2}, {3, 1, 1, 0, -2, -5}, {-2, 2, 4, 2, 2, 0}}},
-    {{{1, 0, -1, -2, -5, -8}, {0, 1, 1, 1, 1, -1}, {1, 1, 2, 0, 1, 4}}},
-    {{{2, -1, 0, -2, -3, -8}, {2, 0, 1, 0, 0, -1}, {2, 2, 4, 3, 1, -1}}},
-    {{{-1, -3, -1, 0, -3, -3}, {-1, 0, 0, 1, 1, -1}, {4, 2, 2, 1, 2, 0}}},
-    {{{3, -1, -2, -5, -7, -9}, {-3, 0, 0, 1, 1, 0}, {3, 5, 1, 2, -1, 1}}},
-}};
-const ReturnOdds::Start ReturnOdds::kEnded = {{
-    {{{-1, -1, 0, -1, -2, -1}, {-3, -1, 0, 1, 0, -5}, {2, 2, 0, 1, 2, 1}}},
-    {{{1, 0, -1, -1, -1, -2}, {3, 1, -1, -1, 0, -1}, {-1, 2, 2, 1, 3, 3}}},
-    {{{1, -1, 0, -1, -2, -3}, {-1, 0, -1, 0, 0, 0}, {-1, 2, 4, -1, 4, 3}}},
-    {{{0, -1, -1, -2, -1, -3}, {3, 2, 2, 1, -2, -5}, {-2, 2, 4, 3, 3, 0}}},
-    {{{2, 1, 0, -1, -2, -4}, {-3, -2, 0, 0, 1, 1}, {2, 1, 1, 0, 0, 4}}},
-    {{{2, 0, 0, -1, 0, -3}, {0, 0, 1, 0, -1, 1}, {4, 2, 4, 3, -1, 0}}},
-    {{{-1, -2, 0, 1, 0, 0}, {-2, -1, 0, 1, 3, -1}, {3, 3, 3, 2, 1, 0}}},
-    {{{2, 0, -1, -4, -1, -3}, {2, 1, 1, -1, 0, -1}, {3, 2, 5, 5, 0, -1}}},
-}};
-// clang-format on
 
 int ReturnOdds::age(double seconds) {
   if (seconds < 1) return 0;
@@ -59,8 +35,9 @@ double ReturnOdds::begin(int age) {
 }
 
 int ReturnOdds::part(int age) {
-  static const int quick = ReturnOdds::age(10), middle = ReturnOdds::age(40);
-  return age <= quick ? 0 : age <= middle ? 1 : 2;
+  static const std::array<int, kParts - 1> lasts = {ReturnOdds::age(5), ReturnOdds::age(10),
+                                                    ReturnOdds::age(20), ReturnOdds::age(40)};
+  return static_cast<int>(std::lower_bound(lasts.begin(), lasts.end(), age) - lasts.begin());
 }
 
 ReturnOdds::ReturnOdds(const Start& start, double middle_seconds) {
@@ -71,13 +48,19 @@ ReturnOdds::ReturnOdds(const Start& start, double middle_seconds) {
     odds_value_[at] = (after - before) / (1 - after);
     odds_[at] = {std::log(odds_value_[at]), kOddsStart};
   }
-  for (size_t which = 0; which < start.size(); ++which) {
-    for (size_t part = 0; part < kParts; ++part) {
-      for (size_t step = 0; step < kSteps; ++step) {
-        factors_[which][part][step] = {start[which][part][step] / 10.0, kFactorStart};
-      }
-    }
+  for (size_t part = 0; part < kParts; ++part) {
+    for (size_t cell = 0; cell < kCells; ++cell)
+      factors_[part][cell] = {start[part][cell] / 10.0, kFactorStart};
   }
+}
+
+ReturnOdds::Start ReturnOdds::learned() const {
+  Start start{};
+  for (size_t part = 0; part < kParts; ++part) {
+    for (size_t cell = 0; cell < kCells; ++cell)
+      start[part][cell] = static_cast<int8_t>(std::clamp(std::lround(factors_[part][cell].value * 10), -100L, 100L));
+  }
+  return start;
 }
 
 void ReturnOdds::Weight::learn(double gradient, double rate) {
@@ -85,16 +68,25 @@ void ReturnOdds::Weight::learn(double gradient, double rate) {
   value -= rate * gradient / std::sqrt(squares);
 }
 
-double ReturnOdds::log_factor(const Steps& steps, int part) const {
-  double sum = 0;
-  for (size_t which = 0; which < steps.size(); ++which) {
-    sum += factors_[which][static_cast<size_t>(part)][steps[which]].value;
+// First those of each thing known, then those of the pairs.
+std::array<size_t, kFactors> ReturnOdds::cells(const Steps& steps) {
+  std::array<size_t, kFactors> cells{};
+  for (size_t which = 0; which < kKnown; ++which) cells[which] = which * kSteps + steps[which];
+  for (size_t pair = 0; pair < kPairs.size(); ++pair) {
+    cells[kKnown + pair] = kKnown * kSteps + pair * kSteps * kSteps +
+                           size_t{steps[kPairs[pair][0]]} * kSteps + steps[kPairs[pair][1]];
   }
+  return cells;
+}
+
+double ReturnOdds::log_factor(const std::array<size_t, kFactors>& cells, int part) const {
+  double sum = 0;
+  for (const size_t cell : cells) sum += factors_[static_cast<size_t>(part)][cell].value;
   return sum;
 }
 
 double ReturnOdds::chance(const Steps& steps, int age) const {
-  const double odds = odds_value_[static_cast<size_t>(age)] * std::exp(log_factor(steps, part(age)));
+  const double odds = odds_value_[static_cast<size_t>(age)] * std::exp(log_factor(cells(steps), part(age)));
   return odds / (1 + odds);
 }
 
@@ -103,17 +95,15 @@ void ReturnOdds::learn(const Steps& steps, int age, bool back) {
   const auto at = static_cast<size_t>(age);
   odds_[at].learn(gradient, kOddsRate);
   odds_value_[at] = std::exp(odds_[at].value);
-  for (size_t which = 0; which < steps.size(); ++which) {
-    factors_[which][static_cast<size_t>(part(age))][steps[which]].learn(gradient, kFactorRate);
-  }
+  for (const size_t cell : cells(steps))
+    factors_[static_cast<size_t>(part(age))][cell].learn(gradient, kFactorRate);
 }
 
-double ReturnOdds::worth(const Steps& steps, int age, double price) const {
+double ReturnOdds::worth(const Steps& steps, int age) const {
   std::array<double, kParts> factors;
-  for (int part = 0; part < kParts; ++part) {
-    factors[static_cast<size_t>(part)] = std::exp(log_factor(steps, part));
-  }
-  double left = 1, kept = 0, best = -1;
+  const auto own = cells(steps);
+  for (int part = 0; part < kParts; ++part) factors[static_cast<size_t>(part)] = std::exp(log_factor(own, part));
+  double left = 1, kept = kSlackSeconds, best = 0;
   for (int i = age; i < kAges; ++i) {
     const double odds = odds_value_[static_cast<size_t>(i)] * factors[static_cast<size_t>(part(i))];
     const double after = left / (1 + odds);
@@ -121,8 +111,8 @@ double ReturnOdds::worth(const Steps& steps, int age, double price) const {
     if (i == age) width *= 0.5;  // somewhere in it
     kept += 0.5 * (left + after) * width;
     left = after;
-    best = std::max(best, 1 - left - price * kept);
-    if (1 - price * kept <= best) break;  // even if all came back at once from here on
+    best = std::max(best, (1 - left) / kept);
+    if (1 / kept <= best) break;  // even if all came back at once from here on
   }
   return best;
 }

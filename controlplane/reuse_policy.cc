@@ -24,6 +24,7 @@ constexpr Edges kShorts = {1.87, 2.00, 2.13, 2.26, 2.43};
 constexpr Edges kBlocks = {6.70, 7.05, 7.30, 7.55, 7.75};
 constexpr Edges kGrowth = {1.39, 1.79, 2.30, 2.83, 3.60};
 constexpr Edges kServices = {1.50, 1.68, 1.85, 2.04, 2.30};
+constexpr Edges kGaps = {3, 7, 15, 31, 61};
 constexpr Edges kService = {1.30, 1.56, 1.79, 2.06, 2.55};
 
 double log_of(double at_least_one) { return std::log(std::max(at_least_one, 1.0)); }
@@ -42,6 +43,8 @@ Steps steps_of(const ChainHistory& history, bool begun, double service) {
       step_of(log_of(static_cast<double>(history.blocks)), kBlocks),
       step_of(log_of(static_cast<double>(history.growth)), kGrowth),
       begun ? step_of(history.services.mean(kTypicalService, 1), kServices) : step_of(service, kService),
+      step_of(static_cast<double>(history.gaps), kGaps),
+      step_of(history.gaps < 2 ? kTypicalGap : history.before, kLast),
   };
 }
 
@@ -54,9 +57,6 @@ int64_t last_mark(int64_t blocks) {
 }
 int64_t mark_before(int64_t mark) { return mark <= kMarkBlocks ? mark - 1 : mark - kMarkBlocks; }
 
-constexpr double kPricePerTurnover = 0.4;
-constexpr double kLongestTurnover = 24 * 3600;
-
 double age_seconds(const Unused& unused, Time now) { return std::max(0.0, seconds(now - unused.since)); }
 
 Time end_of_age(const Unused& unused, int age) {
@@ -68,6 +68,7 @@ Time end_of_age(const Unused& unused, int age) {
 void ChainHistory::add_gap(double seconds) {
   const bool is_long = seconds >= kLongSeconds;
   ++gaps;
+  before = last;
   last = log_of(seconds);
   recent.add(last, kRecently);
   all.add(last, kLately);
@@ -173,7 +174,7 @@ Unused ReusePolicy::begun(const ChainHistory& history, const Identities& identit
 }
 
 double ReusePolicy::worth(const Unused& unused, Time now) {
-  return odds(unused.begun).worth(unused.steps, ReturnOdds::age(age_seconds(unused, now)), price_);
+  return odds(unused.begun).worth(unused.steps, ReturnOdds::age(age_seconds(unused, now)));
 }
 
 Time ReusePolicy::next_change(const Unused& unused, Time now) const {
@@ -181,7 +182,7 @@ Time ReusePolicy::next_change(const Unused& unused, Time now) const {
   return std::max(end_of_age(unused, ReturnOdds::age(age_seconds(unused, now))), now + kLeast);
 }
 
-void ReusePolicy::advance(Time now, int64_t evicted, int64_t cached) {
+void ReusePolicy::advance(Time now) {
   while (!due_.empty() && due_.begin()->when <= now) {
     const Due next = *due_.begin();
     due_.erase(due_.begin());
@@ -191,14 +192,6 @@ void ReusePolicy::advance(Time now, int64_t evicted, int64_t cached) {
     ++watch.age;
     follow(record, watch);
   }
-  constexpr double kWindowSeconds = 60;
-  const double passed = std::max(0.0, seconds(now - counted_));
-  counted_ = std::max(counted_, now);
-  // Blocks a second, with older ones counting less.
-  evictions_ =
-      evictions_ * std::exp(-passed / kWindowSeconds) + static_cast<double>(evicted) / kWindowSeconds;
-  const double turnover = static_cast<double>(cached) / std::max(evictions_, 1e-9);
-  price_ = kPricePerTurnover / std::clamp(turnover, 1.0, kLongestTurnover);
 }
 
 }  // namespace weft::controlplane

@@ -2,11 +2,10 @@
 // agents: a session comes back again and again, some within seconds, some after a human has thought.
 //
 // A chain is followed from request to request through the identities of its blocks, also while none of them
-// is cached. What is known of it (after what gaps it came back, how long it is and how much longer it got,
-// how long it was served) says how likely it is to come back at each age: ReturnOdds, which learn from every
-// chain that is followed, one for requests that have begun and one for those that have ended. The price of
-// room is one over the time the cache takes to turn over, times a factor: what is worth nothing at this price
-// makes room first.
+// is cached. What is known of it (after what gaps it came back, how often, how long it is and how much longer
+// it got, how long it was served) says how likely it is to come back at each age: ReturnOdds, which learn
+// from every chain that is followed, one for requests that have begun and one for those that have ended. The
+// chain that promises least for a second of room makes room first.
 //
 // Pure and deterministic: time comes with the calls and must not go back. Not thread-safe. Bounded: the
 // histories of the chains that ended longest ago are dropped beyond kHistories. O(log n) for each request and
@@ -44,7 +43,7 @@ struct FadingMean {
 // end, count as natural logarithms of seconds, at least one second.
 struct ChainHistory {
   int64_t gaps = 0;
-  double last = 0;
+  double last = 0, before = 0;     // the latest one, and the one before it
   FadingMean recent, all, longs, shorts;  // gaps; all of them; the share of long ones; those that were not
   FadingMean services;
   int64_t blocks = 0, growth = 0;  // of the latest prompt, and beyond the one before it
@@ -55,6 +54,8 @@ struct ChainHistory {
 class ReusePolicy : public EvictionPolicy {
  public:
   static constexpr size_t kHistories = 16384;
+  ReusePolicy() : ReusePolicy(ReturnOdds::begun(), ReturnOdds::ended()) {}
+  ReusePolicy(const ReturnOdds& begun, const ReturnOdds& ended) : begun_(begun), ended_(ended) {}
 
   // A request with these blocks is let in, having come at `now`: what is known of the chain it continues.
   ChainHistory arrived(const Identities& prompt, Time now);
@@ -66,8 +67,8 @@ class ReusePolicy : public EvictionPolicy {
 
   double worth(const Unused& unused, Time now) override;
   Time next_change(const Unused& unused, Time now) const override;
-  // Time has passed, and so many blocks of `cached` have been evicted.
-  void advance(Time now, int64_t evicted, int64_t cached);
+  void advance(Time now);
+  const ReturnOdds& odds(bool begun) const { return begun ? begun_ : ended_; }
 
  private:
   // A chain as it was when it became unused, and the age that the odds learn of next.
@@ -105,11 +106,7 @@ class ReusePolicy : public EvictionPolicy {
   std::unordered_map<uint64_t, Records::iterator> by_number_;
   uint64_t numbers_ = 0;
   std::set<Due> due_;
-  ReturnOdds begun_{ReturnOdds::kBegun, ReturnOdds::kBegunSeconds};
-  ReturnOdds ended_{ReturnOdds::kEnded, ReturnOdds::kEndedSeconds};
-  double price_ = 0;  // of a block's room, in hits per second
-  double evictions_ = 0;
-  Time counted_{};
+  ReturnOdds begun_, ended_;
 };
 
 }  // namespace weft::controlplane

@@ -36,6 +36,8 @@ using controlplane::Identities;
 using controlplane::Limits;
 using controlplane::Memory;
 using controlplane::PageCounts;
+using controlplane::ReturnOdds;
+using controlplane::ReusePolicy;
 using controlplane::Unused;
 using kv::BlockHash;
 using Json = nlohmann::json;
@@ -44,6 +46,7 @@ struct Options {
   std::string traces;
   int64_t pool_tokens = 2'350'000, seeds = 4, minutes = 60;
   std::string half = "test";
+  bool learn = false;
 };
 
 // ---- one cache ------------------------------------------------------------------------------------------
@@ -63,16 +66,27 @@ class Clairvoyant : public controlplane::EvictionPolicy {
 
 enum class Policy { kLru, kReuse, kClairvoyant };
 
-class Cache {
+// What the loop asks of a cache.
+class Served {
+ public:
+  virtual ~Served() = default;
+  // A request arrives. Its blocks are unused again at once; `served`: for a while it still counts as being
+  // served. Returns the blocks found.
+  virtual int64_t arrive(const std::vector<BlockHash>& hashes, Time now, Time next, bool served,
+                         ChainHistory& history) = 0;
+  // It has been served.
+  virtual void end(const std::vector<BlockHash>& hashes, Time now, const ChainHistory& history) = 0;
+  virtual void check() const {}
+};
+
+class Cache : public Served {
  public:
   Cache(Policy policy, int64_t blocks) : policy_(policy), limits_(limits(policy, blocks)) {
     memory_ = std::make_unique<Memory>(limits_, policy == Policy::kClairvoyant ? &clairvoyant_ : nullptr);
   }
 
-  // A request arrives. Its blocks are unused again at once; `served`: for a while it still counts as being
-  // served. Returns the blocks found.
   int64_t arrive(const std::vector<BlockHash>& hashes, Time now, Time next, bool served,
-                 ChainHistory& history) {
+                 ChainHistory& history) override {
     const Identities prompt(hashes);
     memory_->advance(now);
     if (policy_ == Policy::kReuse) history = memory_->chain_arrived(prompt, now);
@@ -92,8 +106,7 @@ class Cache {
     return found;
   }
 
-  // It has been served.
-  void end(const std::vector<BlockHash>& hashes, Time now, const ChainHistory& history) {
+  void end(const std::vector<BlockHash>& hashes, Time now, const ChainHistory& history) override {
     if (policy_ != Policy::kReuse) return;  // the others do not ask
     const Identities prompt(hashes);
     memory_->advance(now);
@@ -102,7 +115,7 @@ class Cache {
     give_back(blocks, prompt, now, false, history);
   }
 
-  void check() const { memory_->check_invariants(); }
+  void check() const override { memory_->check_invariants(); }
 
  private:
   static Limits limits(Policy policy, int64_t blocks) {
@@ -128,6 +141,28 @@ class Cache {
   Limits limits_;
   Clairvoyant clairvoyant_;
   std::unique_ptr<Memory> memory_;
+};
+
+// Only the policy, which learns: what it is told does not depend on what a cache holds.
+class Learner : public Served {
+ public:
+  Learner(const ReturnOdds& begun, const ReturnOdds& ended) : policy_(begun, ended) {}
+  int64_t arrive(const std::vector<BlockHash>& hashes, Time now, Time, bool, ChainHistory& history) override {
+    const Identities prompt(hashes);
+    policy_.advance(now);
+    history = policy_.arrived(prompt, now);
+    policy_.begun(history, prompt, prompt.size(), now);
+    return 0;
+  }
+  void end(const std::vector<BlockHash>& hashes, Time now, const ChainHistory& history) override {
+    const Identities prompt(hashes);
+    policy_.advance(now);
+    policy_.ended(history, prompt, prompt.size(), now);
+  }
+  const ReturnOdds& odds(bool begun) const { return policy_.odds(begun); }
+
+ private:
+  ReusePolicy policy_;
 };
 
 BlockHash hash_of(uint64_t number) {
@@ -211,7 +246,7 @@ Time at_seconds(double seconds) { return Time{std::llround(seconds * 1e9)}; }
 // The loop: the same requests at the same times whatever the cache. Null cache: endless.
 class ClosedLoop {
  public:
-  ClosedLoop(const std::vector<const Session*>& sessions, uint64_t seed, int64_t users, Cache* cache)
+  ClosedLoop(const std::vector<const Session*>& sessions, uint64_t seed, int64_t users, Served* cache)
       : sessions_(sessions), random_(seed), cache_(cache) {
     for (int64_t user = 0; user < users; ++user) draw(30 * random_.uniform());
   }
@@ -280,7 +315,7 @@ class ClosedLoop {
 
   const std::vector<const Session*>& sessions_;
   SplitMix64 random_;
-  Cache* cache_;
+  Served* cache_;
   std::vector<std::unique_ptr<Active>> active_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   Hits hits_;
@@ -327,6 +362,43 @@ void agents(const Options& options, const std::vector<Session>& all) {
                   median(rates[1]), median(rates[2]), median(rates[3]), median(closed));
     }
   }
+}
+
+void print_start(const char* name, const ReturnOdds::Start& start) {
+  std::printf("const ReturnOdds::Start ReturnOdds::%s = {{\n", name);
+  for (const auto& part : start) {
+    std::string line = "    {{";
+    for (size_t cell = 0; cell < part.size(); ++cell) {
+      const std::string word = std::to_string(part[cell]) + (cell + 1 < part.size() ? "," : "}},");
+      if (line.size() + 1 + word.size() > 108) {
+        std::printf("%s\n", line.c_str());
+        line = "     ";
+      }
+      line += (line.back() == '{' || line.back() == ' ' ? "" : " ") + word;
+    }
+    std::printf("%s\n", line.c_str());
+  }
+  std::printf("}};\n");
+}
+
+// The factors that `reuse` starts from, of one half: controlplane/return_odds_start.cc.
+void learn(const Options& options, const std::vector<Session>& all) {
+  std::vector<const Session*> sessions;
+  for (const Session& one : all) {
+    if (one.test == (options.half == "test")) sessions.push_back(&one);
+  }
+  ReturnOdds begun({}, ReturnOdds::kBegunSeconds), ended({}, ReturnOdds::kEndedSeconds);
+  for (const int64_t users : {32, 64}) {
+    for (int64_t seed = 1; seed <= options.seeds; ++seed) {
+      Learner learner(begun, ended);
+      ClosedLoop(sessions, static_cast<uint64_t>(seed), users, &learner)
+          .run(60.0 * static_cast<double>(options.minutes));
+      begun = learner.odds(true);
+      ended = learner.odds(false);
+    }
+  }
+  print_start("kBegun", begun.learned());
+  print_start("kEnded", ended.learned());
 }
 
 // ---- conversations --------------------------------------------------------------------------------------
@@ -400,8 +472,8 @@ int run_traces(const Options& options) {
   for (const auto& path : files) {
     try {
       if (path.filename().string().starts_with("agent")) {
-        agents(options, read_sessions(path));
-      } else {
+        (options.learn ? learn : agents)(options, read_sessions(path));
+      } else if (!options.learn) {
         conversations(path.stem().string(), read_requests(path));
       }
     } catch (const Json::exception& bad) {
@@ -425,6 +497,8 @@ int main_of(int argc, char** argv) {
   app.add_option("--half", options.half, "of the sessions: train, test or both")
       ->check(command_line::one_of({"train", "test", "both"}))
       ->capture_default_str();
+  app.add_flag("--learn", options.learn,
+               "prints the factors that `reuse` starts from, learned on one half (with --traces)");
   const auto number = [&](const char* name, int64_t& value, int64_t low, const char* what) {
     app.add_option(name, value, what)->type_name("N")->check(at_least(low))->capture_default_str();
   };

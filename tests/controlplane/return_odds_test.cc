@@ -40,9 +40,14 @@ TEST(ReturnOdds, StartsWithTheLawAndTheFactorsGiven) {
     const double before = back(ReturnOdds::begin(age)), after = back(ReturnOdds::begin(age + 1));
     const double chance = (after - before) / (1 - before);
     EXPECT_NEAR(plain.chance(steps, age), chance, 1e-12);
-    const size_t part = ReturnOdds::begin(age) < 10 ? 0 : ReturnOdds::begin(age) < 40 ? 1 : 2;
+    size_t part = 0;
+    for (const double last : {5, 10, 20, 40}) part += ReturnOdds::begin(age) > last ? 1 : 0;
+    const auto& start = ReturnOdds::kEnded[part];
     double tenths = 0;
-    for (size_t which = 0; which < kKnown; ++which) tenths += ReturnOdds::kEnded[which][part][steps[which]];
+    for (size_t which = 0; which < kKnown; ++which) tenths += start[which * 6 + steps[which]];
+    tenths += start[60 + steps[0] * 6u + steps[3]];   // the last gap and the share of long ones
+    tenths += start[96 + steps[9] * 6u + steps[0]];   // the gap before and the last one
+    tenths += start[132 + steps[7] * 6u + steps[6]];  // service and growth
     const double odds = chance / (1 - chance) * std::exp(tenths / 10);
     EXPECT_NEAR(factors.chance(steps, age), odds / (1 + odds), 1e-12);
   }
@@ -50,10 +55,10 @@ TEST(ReturnOdds, StartsWithTheLawAndTheFactorsGiven) {
 
 TEST(ReturnOdds, LearnsByTheStepThatIsDocumented) {
   ReturnOdds odds(kNothing, kMiddle);
-  const Steps steps = {0, 1, 2, 3, 4, 5, 0, 1};
+  const Steps steps = {0, 1, 2, 3, 4, 5, 0, 1, 2, 3};
   constexpr int kAge = 9;
   double base = std::log(odds.chance(steps, kAge) / (1 - odds.chance(steps, kAge)));
-  double factor = 0, base_squares = 0.2, factor_squares = 100;  // all eight factors move alike
+  double factor = 0, base_squares = 0.2, factor_squares = 100;  // all factors move alike
   SplitMix64 random(2);
   for (int i = 0; i < 100; ++i) {
     const bool back = random.below(3) == 0;
@@ -63,19 +68,19 @@ TEST(ReturnOdds, LearnsByTheStepThatIsDocumented) {
     factor_squares += gradient * gradient;
     base -= 0.4 * gradient / std::sqrt(base_squares);
     factor -= 0.1 * gradient / std::sqrt(factor_squares);
-    ASSERT_NEAR(odds.chance(steps, kAge), 1 / (1 + std::exp(-base - kKnown * factor)), 1e-9);
+    ASSERT_NEAR(odds.chance(steps, kAge), 1 / (1 + std::exp(-base - kFactors * factor)), 1e-9);
   }
-  const Steps other = {1, 2, 3, 4, 5, 0, 1, 2};
+  const Steps other = {1, 2, 3, 4, 5, 0, 1, 2, 3, 4};
   EXPECT_NEAR(odds.chance(other, kAge), 1 / (1 + std::exp(-base)), 1e-9) << "they share no factor";
 }
 
-double naive_worth(const ReturnOdds& odds, const Steps& steps, int age, double price) {
-  double left = 1, kept = 0, best = -1;
+double naive_worth(const ReturnOdds& odds, const Steps& steps, int age) {
+  double left = 1, kept = 0, best = 0;
   for (int i = age; i < ReturnOdds::kAges; ++i) {
     const double after = left * (1 - odds.chance(steps, i));
     kept += (left + after) / 2 * (ReturnOdds::begin(i + 1) - ReturnOdds::begin(i)) * (i == age ? 0.5 : 1);
     left = after;
-    best = std::max(best, 1 - left - price * kept);
+    best = std::max(best, (1 - left) / (10 + kept));
   }
   return best;
 }
@@ -87,8 +92,7 @@ TEST(ReturnOdds, TheWorthIsThatOfTheBestTimeToGiveUp) {
     const Steps steps = random_steps(random);
     const int age = static_cast<int>(random.below(ReturnOdds::kAges));
     odds.learn(steps, age, random.below(4) == 0);
-    const double price = random.below(5) == 0 ? 0 : std::exp(-8 * random.uniform());
-    ASSERT_NEAR(odds.worth(steps, age, price), naive_worth(odds, steps, age, price), 1e-9);
+    ASSERT_NEAR(odds.worth(steps, age), naive_worth(odds, steps, age), 1e-9);
   }
 }
 
@@ -115,18 +119,17 @@ TEST(ReturnOdds, LearnsTheShareThatComesBackInEachAge) {
   }
 }
 
-TEST(ReturnOdds, WhatComesBackSoonIsWorthMoreAndWhatIsOverdueNothing) {
+TEST(ReturnOdds, WhatComesBackSoonIsWorthMore) {
   ReturnOdds odds(kNothing, kMiddle);
-  const Steps quick{}, slow = {5, 5, 5, 5, 5, 5, 5, 5};
+  const Steps quick{}, slow = {5, 5, 5, 5, 5, 5, 5, 5, 5, 5};
   for (int i = 0; i < 3000; ++i) {
     see(odds, quick, 4.5);
     see(odds, slow, 60.5);
   }
-  constexpr double kPrice = 1 / 50.0;
-  EXPECT_NEAR(odds.worth(quick, 0, kPrice), 1 - 4.5 * kPrice, 0.05);
-  EXPECT_LT(odds.worth(slow, 0, kPrice), 0.1) << "it would take more room than it saves";
-  EXPECT_GT(odds.worth(slow, ReturnOdds::age(50), kPrice), 0.6) << "the rest of the way pays";
-  EXPECT_GT(odds.worth(quick, 0, kPrice), odds.worth(slow, 0, kPrice) + 0.5);
+  // One hit for the seconds until then, and the slack.
+  EXPECT_NEAR(odds.worth(quick, 0), 1 / (10 + 4.5), 0.01);
+  EXPECT_NEAR(odds.worth(slow, 0), 1 / (10 + 60.5), 0.005);
+  EXPECT_GT(odds.worth(slow, ReturnOdds::age(50)), 3 * odds.worth(slow, 0)) << "the rest of the way is short";
 }
 
 }  // namespace

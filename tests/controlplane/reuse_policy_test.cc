@@ -46,6 +46,7 @@ TEST(ReusePolicy, KnowsHowLongAChainIsAndHowMuchLongerItGot) {
   const ChainHistory second = policy.arrived(chain(1, 47), at(9));
   EXPECT_EQ(second.blocks, 47);
   EXPECT_EQ(second.growth, 7);
+  EXPECT_EQ(second.before, 0);
   EXPECT_DOUBLE_EQ(second.services.mean(0, 0), std::log(8.0));
   // A request that has begun and one that has ended are followed both; only the rest counts as a gap.
   const Unused begun = policy.begun(second, chain(1, 47), 47, at(9));
@@ -55,6 +56,7 @@ TEST(ReusePolicy, KnowsHowLongAChainIsAndHowMuchLongerItGot) {
   const ChainHistory third = policy.arrived(chain(1, 47), at(32));
   EXPECT_EQ(third.gaps, 2);
   EXPECT_NEAR(third.last, std::log(3.0), 1e-9);
+  EXPECT_NEAR(third.before, std::log(1.0), 1e-9) << "from 8 to 9 seconds";
   EXPECT_NEAR(third.services.mean(0, 0), (0.8 * std::log(8.0) + std::log(20.0)) / 1.8, 1e-9);
 }
 
@@ -70,18 +72,17 @@ TEST(ReusePolicy, AQuickChainIsWorthMoreThanASlowOne) {
   ReusePolicy policy;
   ChainHistory quick, slow;
   double now = 0;
-  // Blocks are evicted all the time, so that room has a price.
   for (int i = 0; i < 100; ++i) {
     policy.ended(quick, chain(1, 40), 40, at(now));
     policy.ended(slow, chain(2, 40), 40, at(now));
-    policy.advance(at(now), 18'000, 20'000);
+    policy.advance(at(now));
     quick = policy.arrived(chain(1, 40), at(now + 4));
     slow = policy.arrived(chain(2, 40), at(now + 90));
     now += 90;
   }
   const Unused a = policy.ended(quick, chain(1, 40), 40, at(now)),
                b = policy.ended(slow, chain(2, 40), 40, at(now));
-  EXPECT_GT(policy.worth(a, at(now)), policy.worth(b, at(now)) + 0.4);
+  EXPECT_GT(policy.worth(a, at(now)), 3 * policy.worth(b, at(now)));
   EXPECT_LT(policy.worth(a, at(now + 80)), policy.worth(b, at(now + 80))) << "one is overdue, one comes soon";
 }
 
@@ -91,9 +92,9 @@ TEST(ReusePolicy, ChainsThatNeverComeBackCount) {
     double now = 0;
     for (uint32_t i = 0; i < 200 && some_end; ++i) {
       policy.ended(policy.arrived(chain(i, 40), at(now)), chain(i, 40), 40, at(now + 5));
-      policy.advance(at(now += 10), 0, 20'000);
+      policy.advance(at(now += 10));
     }
-    policy.advance(at(now += 1000), 18'000, 20'000);
+    policy.advance(at(now += 1000));
     const Unused last =
         policy.ended(policy.arrived(chain(1000, 40), at(now)), chain(1000, 40), 40, at(now + 5));
     return policy.worth(last, at(now + 5));
