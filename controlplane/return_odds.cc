@@ -58,7 +58,8 @@ ReturnOdds::Start ReturnOdds::learned() const {
   Start start{};
   for (size_t part = 0; part < kParts; ++part) {
     for (size_t cell = 0; cell < kCells; ++cell)
-      start[part][cell] = static_cast<int8_t>(std::clamp(std::lround(factors_[part][cell].value * 10), -100L, 100L));
+      start[part][cell] =
+          static_cast<int8_t>(std::clamp(std::lround(factors_[part][cell].value * 10), -100L, 100L));
   }
   return start;
 }
@@ -102,7 +103,8 @@ void ReturnOdds::learn(const Steps& steps, int age, bool back) {
 double ReturnOdds::worth(const Steps& steps, int age) const {
   std::array<double, kParts> factors;
   const auto own = cells(steps);
-  for (int part = 0; part < kParts; ++part) factors[static_cast<size_t>(part)] = std::exp(log_factor(own, part));
+  for (int part = 0; part < kParts; ++part)
+    factors[static_cast<size_t>(part)] = std::exp(log_factor(own, part));
   double left = 1, kept = kSlackSeconds, best = 0;
   for (int i = age; i < kAges; ++i) {
     const double odds = odds_value_[static_cast<size_t>(i)] * factors[static_cast<size_t>(part(i))];
