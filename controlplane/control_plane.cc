@@ -67,20 +67,19 @@ Plan ControlPlane::issue(PlanBuilder& builder) {
 // Decode rows first, then prompts. A suspect runs by itself and without drafts; others
 // run meanwhile only if no suspect can.
 void ControlPlane::fill(PlanBuilder& builder) {
-  if (memory_.host().on()) {
-    for (Sequence* sequence : running_) {
-      if (sequence->host_context) builder.sink(*sequence);
-    }
-  }
   for (const RequestId id : suspects_) {
     Sequence& sequence = *sequences_.at(id);
     if (!sequence.runnable()) continue;
+    if (sequence.host_context) builder.sink(sequence);
     const bool added = sequence.prefilling() ? builder.add_prefill(sequence, sequence.prompt_left())
                                              : builder.add_decode(sequence);
-    builder.add_spills();  // it may have to wait for them, or for loads that fill a plan
+    builder.add_spills(false);  // it may have to wait for them, or for loads that fill a plan
     CHECK(added || !builder.empty(), "alone, with nothing in flight, it must find its pages");
     builder.record().alone = true;
     return;
+  }
+  for (Sequence* sequence : running_) {
+    if (sequence->host_context) builder.sink(*sequence);
   }
   // Drafts take what the step holds beyond a row and a sample for everybody.
   builder.allow_drafts(std::min(limits_.max_step_rows, limits_.max_samples) - running_count());
@@ -221,7 +220,7 @@ bool ControlPlane::admit(Time now, Sequence& sequence, bool first) {
   // nobody left who could make room, do without it.
   if (!try_admit(sequence, sequence.wish, memory_, true, turn_) &&
       !(nobody_makes_room() && try_admit(sequence, sequence.wish, memory_, false, turn_))) {
-    CHECK(!first || !nobody_makes_room() || !pins_.empty(), "it fits alone, but does not come in");
+    CHECK(!first || !nobody_makes_room() || any_pinned(), "it fits alone, but does not come in");
     return false;
   }
   came_in(now, sequence);
@@ -251,7 +250,7 @@ Error unknown_parent(RequestId parent) {
 
 void ControlPlane::refuse_for_pins(Sequence& sequence) {
   int64_t blocks = 0;
-  for (const auto& [number, pin] : pins_) blocks += pin.blocks;
+  for (const auto& [number, pin] : pins_) blocks += pin.blocks + std::ssize(pin.host);
   finish(sequence, FinishReason::kError,
          error(ErrorCode::kResourceExhausted,
                "there is no room for " + std::to_string(sequence.row_count() + 1) + " tokens beside " +
@@ -542,7 +541,7 @@ RegroupedNotice ControlPlane::regroup(Sequence& sequence, const RegroupRequested
       return notice;
     }
     // It must find room beside them, as it had before; and that is known of the grouping it had.
-    if (sequence.again && !pins_.empty()) {
+    if (sequence.again && any_pinned()) {
       notice.error =
           error(ErrorCode::kResourceExhausted,
                 "it waits to come in again, and beside pins it keeps its grouping until it has", "request");

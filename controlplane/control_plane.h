@@ -106,6 +106,11 @@ class ControlPlane {
     Time since{};
   };
   Pin pinnable(RequestId id);
+  // One that has lost all it kept keeps its number, and no room.
+  bool any_pinned() const {
+    return std::any_of(pins_.begin(), pins_.end(),
+                       [](const auto& pin) { return pin.second.blocks > 0 || !pin.second.host.empty(); });
+  }
   void fill(PlanBuilder& builder);
   void fill_prompts(PlanBuilder& builder);
   void prefetch(PlanBuilder& builder);

@@ -42,7 +42,7 @@ bool ControlPlane::relieve(Time now, Sequence& first) {
   if (first.id == relief_for_ && plan < relief_at_ && !in_flight_.empty()) return false;
   // Beside pins, who leaves might not find again the room that it has now.
   const std::optional<Relief> relief = find_relief(first, running_, memory_, turn_);
-  if (relief && (relief->leave.empty() || pins_.empty())) {
+  if (relief && (relief->leave.empty() || !any_pinned())) {
     ask_for_room(first, *relief);
   } else {
     relief_for_ = first.id;

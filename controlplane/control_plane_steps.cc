@@ -219,14 +219,18 @@ void ControlPlane::on(Time now, const PlansAbandoned&, Notices& notices) {
   give_up_relief();
   counters_.abandoned_plans += static_cast<int64_t>(abandoned.size());
 
+  // Whose rows, or copies to and from the host, they carried. (Who still waits asks for other copies next.)
   std::vector<Sequence*> affected;
+  const auto add = [&](RequestId id) {
+    Sequence* sequence = find(id);
+    if (sequence != nullptr && sequence->running &&
+        std::find(affected.begin(), affected.end(), sequence) == affected.end())
+      affected.push_back(sequence);
+  };
   for (const PlanRecord& record : abandoned) {
-    for (const SpanRecord& span : record.spans) {
-      Sequence* sequence = find(span.request);
-      if (sequence != nullptr && std::find(affected.begin(), affected.end(), sequence) == affected.end()) {
-        affected.push_back(sequence);
-      }
-    }
+    for (const SpanRecord& span : record.spans) add(span.request);
+    for (const Sunk& sunk : record.sunk) add(sunk.request);
+    for (const RequestId request : record.loads) add(request);
   }
   const bool alone = abandoned.size() == 1 && abandoned[0].alone;
   for (Sequence* sequence : affected) {
@@ -267,7 +271,7 @@ void ControlPlane::roll_back(Sequence& sequence, const std::vector<PlanRecord>& 
                                     [&](RequestId id) { return sequences_.at(id)->order > sequence.order; });
     suspects_.insert(later, sequence.id);
   }
-  sequence.suspect_until = std::max(sequence.suspect_until, sequence.scheduled);
+  sequence.suspect_until = std::max({sequence.suspect_until, sequence.scheduled, sequence.computed + 1});
   sequence.scheduled = sequence.computed;
   sequence.samples_scheduled = sequence.answered();
   if (sequence.thin_step >= abandoned.front().step) sequence.thin_step = StepId{0};

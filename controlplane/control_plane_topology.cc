@@ -131,7 +131,7 @@ Result<void> ControlPlane::begin_moving() {
     const auto fits = check_fits_alone(limits_, sequence->prompt, sequence->max_tokens,
                                        fitted(sequence->wish, limits_.places()), sequence->host_window);
     if (!fits) return about(sequence->id, "waits, and would not fit", fits.error());
-    if (!sequence->again || pins_.empty()) continue;  // who ran before must find room beside pins, too
+    if (!sequence->again || !any_pinned()) continue;  // who ran before must find room beside pins, too
     const auto beside = check_fits_alone(beside_pins(), sequence->prompt, sequence->max_tokens,
                                          fitted(sequence->wish, limits_.places()), sequence->host_window);
     if (!beside)

@@ -86,7 +86,7 @@ struct StepAcknowledged {
   std::vector<Sample> samples;
 };
 
-// The plans in flight failed twice as they are. They will not be run; their sequences are to be retried
+// The plans in flight were lost too often as they are (daemon/flights.h). They will not be run; their sequences are to be retried
 // one at a time, and one that fails again alone ends with an error.
 struct PlansAbandoned {};
 

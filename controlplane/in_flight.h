@@ -50,6 +50,7 @@ struct PlanRecord {
   std::vector<ValidChange> changes;
   std::vector<HostCopyId> spilled;  // there when it is done
   std::vector<Sunk> sunk;
+  std::vector<RequestId> loads;  // for whom it loads copies
   int64_t loaded_bytes = 0;
   std::vector<std::optional<Sample>> samples;  // by index
   bool alone = false;                          // one suspect sequence by itself

@@ -305,7 +305,8 @@ void Memory::spill_ahead() {
   });
 }
 
-Memory::Spills Memory::take_spills() {
+Memory::Spills Memory::take_spills(bool ahead) {
+  if (!ahead) return std::exchange(spills_, {});
   if (std::exchange(pressed_, false)) spill_ahead();
   for (; !unwritten_.empty() && may_spill_more(); unwritten_.pop_front()) {
     const auto [id, serial] = unwritten_.front();

@@ -172,8 +172,9 @@ class Memory {
     std::vector<HostCopyId> ids;
     int64_t bytes = 0;
   };
-  // What the plan that is being made carries, asked for once when all else is in it.
-  Spills take_spills();
+  // What the plan that is being made carries, asked for once when all else is in it; `ahead`: also what nobody
+  // waits for.
+  Spills take_spills(bool ahead);
   void spilled(const std::vector<HostCopyId>& copies);      // the plan is acknowledged
   void spills_lost(const std::vector<HostCopyId>& copies);  // it was abandoned
   // Copies that a sequence counts on: blocks [first, first + count) of its context.

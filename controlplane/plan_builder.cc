@@ -110,6 +110,7 @@ PlanBuilder::Loaded PlanBuilder::load(const Load& what, PageCounts& reserved) {
   loads_left_ -= pages;
   load_bytes_left_ -= bytes;
   record_.loaded_bytes += bytes;
+  if (record_.loads.empty() || record_.loads.back() != what.request) record_.loads.push_back(what.request);
   const std::vector<PageId>& copy = memory_.host().pages(what.hash);
   for (int part = 0; part < memory_.parts(); ++part) {
     if (block.part(part).valid != 0) continue;
@@ -181,8 +182,8 @@ bool PlanBuilder::window_has_room(const Sequence& sequence, int64_t block) const
   return has;
 }
 
-void PlanBuilder::add_spills() {
-  Memory::Spills spills = memory_.take_spills();
+void PlanBuilder::add_spills(bool ahead) {
+  Memory::Spills spills = memory_.take_spills(ahead);
   plan_.spills = std::move(spills.copies);
   record_.spilled = std::move(spills.ids);
 }

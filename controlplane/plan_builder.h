@@ -45,8 +45,8 @@ class PlanBuilder {
   // Sends to the host what can go there of a sequence whose context lies there. Before its rows are added: it
   // may have room for them only then.
   void sink(Sequence& sequence);
-  // What goes to the host beside it, when all else is in the plan.
-  void add_spills();
+  // What goes to the host beside it, when all else is in the plan; `ahead`: also what nobody waits for.
+  void add_spills(bool ahead = true);
 
   bool empty() const {
     return plan_.spans.empty() && plan_.copies.empty() && plan_.loads.empty() && plan_.spills.empty();

@@ -155,6 +155,36 @@ TEST(HostContext, AnAbandonedSpillLeavesThePagesWhereTheyAre) {
   expect_all_given_back(harness);
 }
 
+TEST(HostContext, ASuspectCarriesNoCopiesOfOthers) {
+  Limits limits = limits_of(1, 64);
+  limits.max_chunk_rows = 8;
+  Harness harness(limits);
+  const RequestId other = harness.submit(text(2, 5), 11);
+  harness.step();
+  const RequestId id = harness.submit(on_host(harness, text(1, 201), 4));
+  auto plan = harness.plan();
+  for (; plan && plan->spills.empty(); plan = harness.plan()) harness.run_oldest();
+  ASSERT_TRUE(plan.has_value());
+  ASSERT_EQ(plan->spans.size(), 2u);
+  harness.in_flight.clear();
+  harness.feed(PlansAbandoned{});
+  plan = harness.plan();
+  ASSERT_TRUE(plan.has_value());
+  ASSERT_EQ(plan->spans.size(), 1u);
+  EXPECT_EQ(plan->spans[0].request, other) << "it came first";
+  EXPECT_TRUE(plan->spills.empty());
+  harness.run_oldest();
+  plan = harness.plan();
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_FALSE(plan->spills.empty());
+  for (const Span& span : plan->spans) EXPECT_EQ(span.request, id);
+  harness.run_oldest();
+  harness.run_all();
+  harness.expect_right(other);
+  harness.expect_right(id);
+  expect_all_given_back(harness);
+}
+
 TEST(HostContext, TheNextOneLoadsIndexKeysAlone) {
   Harness harness(limits_of(4, 64));
   const RequestId first = harness.submit(text(1, 200), 2);

@@ -209,6 +209,37 @@ TEST(HostTier, ALongContextComesInSeveralPlansBesideTheRowsOfOthers) {
   EXPECT_EQ(harness.finished(again).cached_tokens, 40);
 }
 
+TEST(HostTier, WhoseCopiesKillWorkersEndsAndNobodyElse) {
+  Limits limits = with_host(1, 100);
+  limits.pool_pages[0] = {20, 20};
+  limits.host_plan_bytes = 3 * kBlockBytes;
+  Harness harness(limits);
+  harness.submit(text(1, 40), 1);
+  harness.run_all();
+  for (uint32_t seed = 2; seed < 6; ++seed) displace(harness, seed);
+  const RequestId other = harness.submit(text(70, 8), 20);
+  harness.step();
+  const RequestId again = harness.submit(joined(text(1, 40), text(90, 3)), 2);
+  int abandoned = 0;
+  while (const auto plan = harness.plan()) {
+    if (plan->loads.empty()) {
+      harness.run_oldest();
+      continue;
+    }
+    ASSERT_LT(abandoned, 2) << "and so on for ever";
+    for (const Span& span : plan->spans) {
+      EXPECT_EQ(span.request, other) << "it waits for the rest of its blocks";
+      EXPECT_EQ(abandoned, 0) << "the second time it is alone";
+    }
+    harness.in_flight.clear();
+    harness.feed(PlansAbandoned{});
+    ++abandoned;
+  }
+  EXPECT_EQ(abandoned, 2);
+  harness.expect_right(other);
+  EXPECT_EQ(harness.finished(again).error.code, ErrorCode::kInternal);
+}
+
 TEST(HostTier, WhoWaitsFindsItsBlocksLoaded) {
   Limits limits = with_host(2, 100);
   limits.pool_pages.assign(2, {30, 30});

@@ -84,6 +84,26 @@ TEST_F(LostTest, WhoComesInAgainBesidePinsKeepsItsGroupingUntilThen) {
   h().expect_right(id);
 }
 
+TEST_F(LostTest, APinThatHasLostEverythingKeepsNobodyBack) {
+  make(2, 60);
+  const auto striped = wish(kv::DecodeKind::kDcp, 2, kv::IndexKind::kSplit);
+  const RequestId pinned = h().submit(text(4, 40), 4, striped);  // its beginning on one rank alone
+  h().run_all();
+  h().feed(PinRequested{1, pinned});
+  const RequestId id = h().submit(text(3, 41), 20, striped);
+  for (int i = 0; i < 6; ++i) h().step();
+  lose(kv::class_owner(kv::residue_class(0, 2), 0, 2));
+  ASSERT_EQ(h().plane.pins().size(), 1u);
+  ASSERT_EQ(h().plane.pins()[0].blocks, 0);
+  ASSERT_EQ(h().plane.request(id)->state, RequestState::kWaiting);
+  h().feed(RegroupRequested{1, id, false, true, true, kTpWish});
+  EXPECT_EQ(h().regrouped.at(0).error.code, ErrorCode::kOk);
+  h().run_all();
+  h().expect_right(id);
+  h().feed(UnpinRequested{2, 1});
+  EXPECT_EQ(h().plane.pins().size(), 0u);
+}
+
 // Two ranks have room for both, one has not.
 TEST_F(LostTest, WhoComesInAgainMustFitBesidePinsWhenRanksLeave) {
   make(2, 20);
