@@ -147,11 +147,11 @@ bool try_admit(Sequence& sequence, const GroupingWish& wish, Memory& memory, boo
 
   memory.use({hits.tail, hits.registered}, sequence.blocks);
   const bool looks = use_hits && sequence.use_prefix_cache;
-  sequence.host_first = hits.registered;
-  sequence.host_blocks = looks ? memory.host().match(sequence.hashes, hits.registered) : 0;
-  sequence.host_blocks = memory.host().lockable(sequence.hashes, sequence.host_first, sequence.host_blocks);
-  memory.lock_host(sequence.hashes, sequence.host_first, sequence.host_blocks);
-  for (int64_t i = 0; i < sequence.host_blocks; ++i) memory.extend(sequence.blocks, entry.origin);
+  sequence.load_first = hits.registered;
+  sequence.load_blocks = looks ? memory.host().match(sequence.hashes, hits.registered) : 0;
+  sequence.load_blocks = memory.host().lockable(sequence.hashes, sequence.load_first, sequence.load_blocks);
+  memory.lock_host(sequence.hashes, sequence.load_first, sequence.load_blocks);
+  for (int64_t i = 0; i < sequence.load_blocks; ++i) memory.extend(sequence.blocks, entry.origin);
   if (sequence.host_context) enter_host(sequence, memory);
   memory.reserve(entry.need);
   sequence.reserved = entry.need;

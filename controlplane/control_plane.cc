@@ -157,7 +157,7 @@ bool ControlPlane::others_load(const Sequence& waiting) const {
                        return std::find(one.hashes.begin(), one.hashes.end(), hash) != one.hashes.end();
                      }) ||
          std::any_of(running_.begin(), running_.end(), [&](const Sequence* s) {
-           return !s->host_context && index >= s->host_first && index < s->host_first + s->host_blocks &&
+           return !s->host_context && index >= s->load_first && index < s->load_first + s->load_blocks &&
                   s->hashes[index] == hash && s->runnable() && s->priority <= waiting.priority;
          });
 }
@@ -238,7 +238,7 @@ void ControlPlane::came_in(Time now, Sequence& sequence) {
   counters_.prompt_tokens += sequence.prompt;
   counters_.cached_tokens += sequence.cached;
   counters_.host_hit_tokens +=
-      std::max<int64_t>(0, sequence.cached - sequence.host_first * limits_.geometry.block_tokens);
+      std::max<int64_t>(0, sequence.cached - sequence.load_first * limits_.geometry.block_tokens);
 }
 
 Error unknown_parent(RequestId parent) {
@@ -318,9 +318,12 @@ void ControlPlane::on(Time now, const RequestArrived& event, Notices& notices) {
   }
   if (sequence.deadline) deadlines_.insert({*sequence.deadline, sequence.id});
   sequences_.emplace(event.request, std::move(owned));
-  waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), &sequence,
-                                   [](const Sequence* a, const Sequence* b) { return a->before(*b); }),
-                  &sequence);
+  enqueue(sequence);
+}
+
+void ControlPlane::enqueue(Sequence& sequence) {
+  const auto before = [](const Sequence* a, const Sequence* b) { return a->before(*b); };
+  waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), &sequence, before), &sequence);
 }
 
 // How a request's context lies: 0, in device pools; else on the host, with a window of so many blocks, the

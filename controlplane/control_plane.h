@@ -94,6 +94,7 @@ class ControlPlane {
   Sequence* find(RequestId id);
   const Sequence* find(RequestId id) const { return const_cast<ControlPlane*>(this)->find(id); }
   void end_late(Time now, Notices& notices);
+  void enqueue(Sequence& sequence);
   void admit_waiting(Time now);
   bool admit(Time now, Sequence& sequence, bool first);
   void came_in(Time now, Sequence& sequence);
@@ -153,6 +154,7 @@ class ControlPlane {
   void look_again();
 
   // ---- lost memory (control_plane_lost.cc)
+  void drop_plans(Time now, Error why, Notices& notices);
   void unschedule(Sequence& sequence);
   void replay(Sequence& sequence);
   void shorten_pins();

@@ -6,6 +6,7 @@
 // its own among them, without drawing any of them a second time. All others go on, with copies where a reader
 // lost its page.
 #include <algorithm>
+#include <utility>
 
 #include "controlplane/control_plane.h"
 #include "controlplane/host_context.h"
@@ -13,20 +14,23 @@
 
 namespace weft::controlplane {
 
-void ControlPlane::on(Time now, const MemoryLost& event, Notices& notices) {
-  CHECK(event.rank >= 0 && event.rank < limits_.rank_count, event.rank);
+// Those in flight will not be run: nothing is counted on that they were to do. A change of workers that was
+// under way ends, back at ranks whose pages are all there.
+void ControlPlane::drop_plans(Time now, Error why, Notices& notices) {
   withdraw();
   give_up_relief();
-  if (change_) {  // back to ranks whose pages are all there
-    if (change_->stage == TopologyChange::Stage::kMoving) {
-      change_->plan.reset();
-      undo_moves();
-    }
-    end_change(now,
-               error(ErrorCode::kUnavailable, "memory of rank " + std::to_string(event.rank) + " was lost"),
-               notices);
+  if (change_ && change_->stage == TopologyChange::Stage::kMoving) {
+    change_->plan.reset();
+    undo_moves();  // which restores who needs a new table, before all do
   }
   for (Sequence* sequence : running_) unschedule(*sequence);
+  if (change_) end_change(now, std::move(why), notices);
+}
+
+void ControlPlane::on(Time now, const MemoryLost& event, Notices& notices) {
+  CHECK(event.rank >= 0 && event.rank < limits_.rank_count, event.rank);
+  drop_plans(now, error(ErrorCode::kUnavailable, "memory of rank " + std::to_string(event.rank) + " was lost"),
+             notices);
 
   std::vector<BlockId> lost;  // ascending
   std::vector<BlockId> touched;
@@ -96,7 +100,7 @@ void ControlPlane::shorten_pins() {
 void ControlPlane::unschedule(Sequence& sequence) {
   sequence.scheduled = sequence.computed;
   sequence.samples_scheduled = sequence.answered();
-  sequence.thin_step = StepId{0};
+  sequence.trim_step = StepId{0};
   // Copies it relied on may not have happened, and pages it read may be gone: the next plan looks at every
   // block.
   sequence.needs_switch = true;
@@ -114,7 +118,7 @@ void ControlPlane::replay(Sequence& sequence) {
   sequence.next.reset();
   sequence.widened = 0;
   sequence.needs_switch = true;
-  sequence.thin = false;
+  sequence.trim = false;
   set_thinned(sequence, false);
   sequence.registers = true;
   sequence.hit_blocks = sequence.held_blocks = 0;
@@ -130,9 +134,7 @@ void ControlPlane::replay(Sequence& sequence) {
     sequence.suspect_until = 0;
     std::erase(suspects_, sequence.id);
   }
-  waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), &sequence,
-                                   [](const Sequence* a, const Sequence* b) { return a->before(*b); }),
-                  &sequence);
+  enqueue(sequence);
 }
 
 }  // namespace weft::controlplane

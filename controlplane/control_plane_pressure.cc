@@ -87,7 +87,7 @@ void ControlPlane::advance_relief() {
   }
   for (const RequestId id : relieving_->thin) {
     const Sequence* sequence = find(id);
-    open = open || (sequence != nullptr && sequence->runnable() && (sequence->next || sequence->thin));
+    open = open || (sequence != nullptr && sequence->runnable() && (sequence->next || sequence->trim));
   }
   if (!open) relieving_.reset();
 }
@@ -134,7 +134,7 @@ void ControlPlane::thicken() {
   thicken_at_ = plan + static_cast<uint64_t>(limits_.calm_plans);
   Sequence* chosen = nullptr;
   for (Sequence* sequence : running_) {
-    if (!sequence->thinned || !sequence->runnable() || sequence->next || sequence->thin ||
+    if (!sequence->thinned || !sequence->runnable() || sequence->next || sequence->trim ||
         sequence->suspect_until > 0)
       continue;
     if (chosen == nullptr || chosen->prefilling() || !sequence->prefilling()) chosen = sequence;

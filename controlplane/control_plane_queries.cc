@@ -39,7 +39,7 @@ std::optional<RequestSnapshot> ControlPlane::request(RequestId id) const {
   snapshot.change_waits = sequence->next.has_value();
   snapshot.thinned = sequence->thinned;
   snapshot.preempted = sequence->preempted;
-  snapshot.switching = sequence->next.has_value() || sequence->thin;
+  snapshot.switching = sequence->next.has_value() || sequence->trim;
   snapshot.arrived = sequence->arrived;
   snapshot.admitted = sequence->admitted;
   snapshot.stored_bytes = stored_bytes(*sequence);
@@ -197,7 +197,7 @@ void ControlPlane::check_invariants() const {
   memory_.check_locks(locks);
   std::vector<kv::BlockHash> copies;
   for (const auto& [id, s] : sequences_) {
-    for (int64_t i = 0; i < s->host_blocks; ++i) copies.push_back(s->hashes[s->host_first + i]);
+    for (int64_t i = 0; i < s->load_blocks; ++i) copies.push_back(s->hashes[s->load_first + i]);
     copies.insert(copies.end(), s->host_copies.begin(), s->host_copies.end());
   }
   for (const Prefetch& one : prefetches_) copies.insert(copies.end(), one.hashes.begin(), one.hashes.end());

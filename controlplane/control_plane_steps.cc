@@ -48,9 +48,9 @@ void ControlPlane::complete_span(Sequence& sequence, const SpanRecord& span, con
   }
   register_blocks(sequence);
   unlock_host(sequence);
-  if (sequence.thin && sequence.thin_step == record.step && !sequence.needs_switch) {
-    thin_blocks(sequence, memory_);
-    sequence.thin = false;
+  if (sequence.trim && sequence.trim_step == record.step && !sequence.needs_switch) {
+    trim_blocks(sequence, memory_);
+    sequence.trim = false;
   }
   if (sequence.suspect_until > 0 && sequence.computed >= sequence.suspect_until) {
     sequence.suspect_until = 0;
@@ -134,8 +134,8 @@ void ControlPlane::take_host_block(Sequence& sequence, const Sunk& sunk) {
 
 // What it counted on lies in its own pages now, or is wanted no more.
 void ControlPlane::unlock_host(Sequence& sequence) {
-  if (sequence.host_blocks == 0) return;
-  memory_.unlock_host(sequence.hashes, sequence.host_first, std::exchange(sequence.host_blocks, 0));
+  if (sequence.load_blocks == 0) return;
+  memory_.unlock_host(sequence.hashes, sequence.load_first, std::exchange(sequence.load_blocks, 0));
 }
 
 void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure, Notices& notices) {
@@ -274,7 +274,7 @@ void ControlPlane::roll_back(Sequence& sequence, const std::vector<PlanRecord>& 
   sequence.suspect_until = std::max({sequence.suspect_until, sequence.scheduled, sequence.computed + 1});
   sequence.scheduled = sequence.computed;
   sequence.samples_scheduled = sequence.answered();
-  if (sequence.thin_step >= abandoned.front().step) sequence.thin_step = StepId{0};
+  if (sequence.trim_step >= abandoned.front().step) sequence.trim_step = StepId{0};
   // Copies it relied on may not have happened; the next plan looks at every block again.
   sequence.needs_switch = true;
 }

@@ -48,7 +48,10 @@ Result<kv::Topology> ControlPlane::topology_with(const TopologyRequested& event)
   return kv::Topology(now.ranks() ^ mask_of(event.rank));
 }
 
-void ControlPlane::on(Time, const TopologyRequested& event, Notices& notices) {
+void ControlPlane::on(Time now, const TopologyRequested& event, Notices& notices) {
+  if (event.gone) {
+    drop_plans(now, error(ErrorCode::kUnavailable, "rank " + std::to_string(event.rank) + " was lost"), notices);
+  }
   const Result<kv::Topology> after = topology_with(event);
   if (!after) {
     notices.emplace_back(TopologyNotice{event.command, limits_.active().ranks(), 0, 0, 0, 0, after.error()});
@@ -60,9 +63,6 @@ void ControlPlane::on(Time, const TopologyRequested& event, Notices& notices) {
   change_->before = limits_.active();
   change_->after = *after;
   change_->movers = event.gone ? *after : change_->before;
-  if (!event.gone) return;
-  withdraw();
-  for (Sequence* sequence : running_) unschedule(*sequence);
 }
 
 void ControlPlane::set_topology(const kv::Topology& topology) {
@@ -109,8 +109,7 @@ void ControlPlane::end_change(Time now, Error failure, Notices& notices) {
   }
 }
 
-// ---- a place and room for everybody
-// -------------------------------------------------------------------------
+// ---- a place and room for everybody ---------------------------------------------------------------------
 
 // Under both topologies, while one may become the other.
 Result<void> ControlPlane::check_fits(int64_t prompt, int64_t max_tokens, const GroupingWish& wish,
@@ -144,7 +143,7 @@ Result<void> ControlPlane::begin_moving() {
     if (!price) return about(sequence->id, "cannot move", price.error());
     if (sequence->next) sequence->needs_switch = true;  // one change at a time: at once, if this one fails
     change_->sequences.push_back(
-        {sequence->id, sequence->next, sequence->needs_switch, sequence->thin, price->bytes_moved == 0});
+        {sequence->id, sequence->next, sequence->needs_switch, sequence->trim, price->bytes_moved == 0});
     accept_regroup(*sequence, memory_, *price, true);
   }
   find_strays();
@@ -205,8 +204,7 @@ void ControlPlane::find_strays() {
   });
 }
 
-// ---- moving
-// ---------------------------------------------------------------------------------------------------
+// ---- moving ---------------------------------------------------------------------------------------------
 
 // The next plan that copies: sequences first, whose room is reserved; then, of the prefix cache, what finds
 // some. None: everything has moved.
@@ -251,8 +249,8 @@ void ControlPlane::commit_change() {
     sequence->placement = sequence->target();
     sequence->next.reset();
     sequence->needs_switch = true;  // the next plan writes a new table
-    sequence->thin = false;
-    thin_blocks(*sequence, memory_);
+    sequence->trim = false;
+    trim_blocks(*sequence, memory_);
     memory_.drop_hot(sequence->hot, leaving);
     for_each_rank(leaving, [&](int rank) {
       for (const kv::Stream stream : kv::kAllStreams) CHECK_EQ(sequence->reserved.at(stream, rank), 0);
@@ -284,8 +282,7 @@ void ControlPlane::drop_from(BlockId id, RankMask ranks) {
   }
 }
 
-// ---- back
-// -----------------------------------------------------------------------------------------------------
+// ---- back -----------------------------------------------------------------------------------------------
 
 // The old topology is in force again, and pages that were taken for the new one are given back. Nothing is in
 // flight.
@@ -297,7 +294,7 @@ void ControlPlane::undo_moves() {
     sequence->next = one.next;
     sequence->held_blocks = 0;
     sequence->needs_switch = one.needs_switch;
-    sequence->thin = one.thin;
+    sequence->trim = one.trim;
   }
   drop_moved();
   for (const TopologyChange::Before& one : change_->sequences) {

@@ -117,8 +117,8 @@ struct TopologyRequested {
   uint64_t command = 0;
   int rank = 0;
   bool joins = false;
-  // It leaves and has left already: the shell has dropped the plans in flight, and the others move its
-  // blocks.
+  // It leaves and has left already: the shell has dropped the plans in flight, a change under way ends, and
+  // the others move its blocks.
   bool gone = false;
 };
 

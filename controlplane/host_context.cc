@@ -72,10 +72,10 @@ int64_t copies_to_lock(const Sequence& sequence, const Memory& memory, bool use_
 }
 
 void enter_host(Sequence& sequence, Memory& memory) {
-  memory.promise_host(full_blocks(memory.limits(), sequence.row_count()) - sequence.host_blocks);
-  sequence.host_promised = full_blocks(memory.limits(), sequence.row_count()) - sequence.host_blocks;
-  memory.lock_host(sequence.hashes, 0, sequence.host_blocks);  // beside the locks of those who load
-  for (int64_t block = 0; block < sequence.host_blocks; ++block) {
+  memory.promise_host(full_blocks(memory.limits(), sequence.row_count()) - sequence.load_blocks);
+  sequence.host_promised = full_blocks(memory.limits(), sequence.row_count()) - sequence.load_blocks;
+  memory.lock_host(sequence.hashes, 0, sequence.load_blocks);  // beside the locks of those who load
+  for (int64_t block = 0; block < sequence.load_blocks; ++block) {
     memory.move_to_host(memory.at(sequence.blocks, block));
     sequence.host_copies.push_back(sequence.hashes[block]);
   }

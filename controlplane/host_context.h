@@ -39,7 +39,7 @@ void count_host_context_entries(const Sequence& sequence, const Memory& memory,
 // Those that a sequence would lock now or later beside what is locked already. `use_hits`: it begins with the
 // copies that are there.
 int64_t copies_to_lock(const Sequence& sequence, const Memory& memory, bool use_hits);
-// It comes in, with blocks for the copies that it counts on (Sequence::host_blocks), which are locked: they
+// It comes in, with blocks for the copies that it counts on (Sequence::load_blocks), which are locked: they
 // are host blocks at once. Of the others it is promised room.
 void enter_host(Sequence& sequence, Memory& memory);
 

@@ -86,7 +86,7 @@ int64_t PlanBuilder::hold_guesses(Sequence& sequence, int64_t rows, int64_t samp
 // sequence's first rows, what comes before it beside the rows of others. True when all of it is there or on
 // its way.
 bool PlanBuilder::load(Sequence& sequence) {
-  for (int64_t index = sequence.host_first; index < sequence.host_first + sequence.host_blocks; ++index) {
+  for (int64_t index = sequence.load_first; index < sequence.load_first + sequence.load_blocks; ++index) {
     const Load what{sequence.id, sequence.hashes[index], memory_.at(sequence.blocks, index),
                     sequence.target().residency};
     if (load(what, sequence.reserved) != Loaded::kPlanned) return false;
@@ -329,7 +329,7 @@ void PlanBuilder::apply_switch(Sequence& sequence) {
   sequence.reserved = pages_to_take(sequence, memory_, sequence.placement.residency);
   memory_.reserve(sequence.reserved);
   sequence.needs_switch = false;
-  if (sequence.thin) sequence.thin_step = plan_.step;
+  if (sequence.trim) sequence.trim_step = plan_.step;
 }
 
 // Makes the pages on these ranks valid.

@@ -21,13 +21,13 @@ struct Candidate {
 bool gives_way_before(const Sequence* a, const Sequence* b) { return b->before(*a); }
 
 bool may_thin(const Sequence& sequence) {
-  return sequence.runnable() && !sequence.thinned && !sequence.needs_switch && !sequence.thin &&
+  return sequence.runnable() && !sequence.thinned && !sequence.needs_switch && !sequence.trim &&
          !sequence.host_context && sequence.suspect_until == 0;
 }
 
 bool may_leave(const Sequence& sequence) {
   return !sequence.leaving && !sequence.owes_progress && !sequence.host_context && !sequence.next &&
-         !sequence.thin && sequence.suspect_until == 0;
+         !sequence.trim && sequence.suspect_until == 0;
 }
 
 // All that `to` wants is where `from` has it: a change drops pages and copies none.

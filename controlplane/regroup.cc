@@ -100,7 +100,7 @@ std::optional<PageCounts> need_of_both(const Sequence& sequence, const Memory& m
   const Limits& limits = memory.limits();
   // Pages outside its placement that an earlier change left will be dropped, in use or not.
   const bool settled =
-      sequence.has_table && !sequence.needs_switch && (!sequence.thin || sequence.widening());
+      sequence.has_table && !sequence.needs_switch && (!sequence.trim || sequence.widening());
   if (!settled || sequence.prefilling() || price.bytes_moved <= limits.copy_plan_bytes) return {};
   PageCounts need = pages_to_take(sequence, memory, sequence.placement.residency);
   need += price.need;
@@ -123,9 +123,9 @@ void accept_regroup(Sequence& sequence, Memory& memory, const RegroupPrice& pric
   reserve_instead(sequence, memory, both.value_or(price.need));
   sequence.next = price.target;
   sequence.widened = 0;
-  sequence.thin = true;
+  sequence.trim = true;
   if (both) {
-    sequence.thin_step = StepId{0};
+    sequence.trim_step = StepId{0};
     return;
   }
   sequence.held_blocks = 0;
@@ -138,7 +138,7 @@ void apply_next(Sequence& sequence, Memory& memory) {
   sequence.needs_switch = true;
 }
 
-void thin_blocks(const Sequence& sequence, Memory& memory) {
+void trim_blocks(const Sequence& sequence, Memory& memory) {
   memory.for_each(sequence.blocks, 0, [&](const Block& block) {
     if (memory.shared(block)) return;
     for (int part = 0; part < memory.parts(); ++part) {

@@ -43,6 +43,6 @@ void accept_regroup(Sequence& sequence, Memory& memory, const RegroupPrice& pric
 void apply_next(Sequence& sequence, Memory& memory);
 
 // The step that applied the change is acknowledged: drops what the residency does not ask for.
-void thin_blocks(const Sequence& sequence, Memory& memory);
+void trim_blocks(const Sequence& sequence, Memory& memory);
 
 }  // namespace weft::controlplane

@@ -81,7 +81,7 @@ struct Sequence {
   int64_t held_blocks = 0;  // the first so many have all the pages that writing() wants
   // Of the hit blocks, those that are only on the host: its first plans load them, and until its first rows
   // are acknowledged their copies are locked.
-  int64_t host_first = 0, host_blocks = 0;
+  int64_t load_first = 0, load_blocks = 0;
   bool registers = true;  // its chain is the registered one so far
   ChainHistory history;   // of the chain it continues, for eviction
   PageCounts reserved;    // pages it may still take
@@ -100,8 +100,8 @@ struct Sequence {
   TableId table{};
   uint32_t table_version = 0;
   int64_t table_blocks = 0;  // entries written
-  bool thin = false;         // pages outside the residency are dropped when step thin_step is acknowledged
-  StepId thin_step{0};
+  bool trim = false;         // pages outside the residency are dropped when step trim_step is acknowledged
+  StepId trim_step{0};
 
   // ---- under pressure (pressure.h)
   bool thinned = false;        // runs as thin_wish() of its wish

@@ -27,7 +27,7 @@ struct TopologyChange {
   struct Before {
     RequestId request{};
     std::optional<Placement> next;
-    bool needs_switch = false, thin = false;
+    bool needs_switch = false, trim = false;
     bool staged = false;  // its copies are in a plan
   };
   // A block of the prefix cache that no running sequence uses, of which something lies on leaving ranks

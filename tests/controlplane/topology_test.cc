@@ -112,6 +112,43 @@ TEST_F(TopologyTest, ARankThatIsGoneIsLeftBehind) {
   for (const RequestId id : ids) h().expect_right(id);
 }
 
+TEST_F(TopologyTest, ARankThatIsGoneEndsAChangeThatWasUnderWay) {
+  make(4, 200);
+  const auto ids = submit_all();
+  for (int i = 0; i < 6; ++i) h().step();
+  change(2, false);
+  while (!h().in_flight.empty()) h().run_oldest();
+  ASSERT_TRUE(h().plan().has_value());
+  h().in_flight.clear();
+  h().feed(TopologyRequested{++commands_, 1, false, true});
+  ASSERT_EQ(h().topologies.size(), 1u);
+  EXPECT_EQ(h().topologies[0].command, 1u);
+  EXPECT_EQ(h().topologies[0].error.code, ErrorCode::kUnavailable);
+  EXPECT_EQ(h().topologies[0].error.message, "rank 1 was lost");
+  EXPECT_EQ(h().topologies[0].ranks, 0b1111u);
+  const TopologyNotice notice = run_change();
+  EXPECT_EQ(notice.error.code, ErrorCode::kOk) << notice.error.text();
+  EXPECT_EQ(notice.command, 2u);
+  EXPECT_EQ(notice.ranks, 0b1101u);
+  EXPECT_EQ(used(1), 0);
+  h().run_all();
+  for (const RequestId id : ids) h().expect_right(id);
+}
+
+TEST_F(TopologyTest, WhereARankThatIsGoneIsNeededNothingWaitsForPlansThatWereDropped) {
+  make(2, 60);
+  change(1, false);
+  ASSERT_EQ(h().topologies.back().error.code, ErrorCode::kOk);
+  const RequestId id = h().submit(text(1, 30), 8);
+  for (int i = 0; i < 2; ++i) h().step();
+  ASSERT_TRUE(h().plan().has_value());
+  h().in_flight.clear();
+  h().feed(TopologyRequested{++commands_, 0, false, true});
+  EXPECT_EQ(h().topologies.back().error.message, "rank 0 is the last one that computes");
+  h().run_all();
+  h().expect_right(id);
+}
+
 TEST_F(TopologyTest, NothingIsPlannedBeforePlansInFlightAreAcknowledged) {
   make(4, 120);
   submit_all();

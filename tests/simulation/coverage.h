@@ -107,6 +107,7 @@ enum class Mark : uint8_t {
   kHostEvicted,  // copies that made room for others
   kSpillAbandoned,
   kLoadAbandoned,
+  kLoadsBlamed,  // on the one request that a plan without rows loaded for
   kThinned,
   kThickened,
   kPreempted,
@@ -133,7 +134,7 @@ enum class Mark : uint8_t {
   kHostPinsHit,
   kStoredOnHost,  // those whose stored bytes were known to the byte
 };
-inline constexpr int kMarks = 74;
+inline constexpr int kMarks = 75;
 
 struct Coverage {
   std::array<int64_t, kActKinds> acts{};

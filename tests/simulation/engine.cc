@@ -1,6 +1,7 @@
 #include "tests/simulation/engine.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace weft::simulation {
@@ -41,10 +42,16 @@ std::vector<std::shared_ptr<const Plan>> Engine::plans() const {
 void Engine::abandon(const std::vector<std::shared_ptr<const Plan>>& plans) {
   tell_all();
   core_.coverage.mark(Mark::kAbandoned) += std::ssize(plans);
-  if (plans.size() == 1 && plans[0]->spans.size() == 1) {
+  if (plans.size() == 1) {
+    std::set<RequestId> served;
+    for (const Span& span : plans[0]->spans) served.insert(span.request);
+    for (const HostCopy& load : plans[0]->loads) served.insert(load.request);
     auto& live = core_.ledger.live();
-    const auto found = live.find(plans[0]->spans[0].request);
-    if (found != live.end()) found->second.abandoned_alone = true;
+    const auto found = served.size() == 1 ? live.find(*served.begin()) : live.end();
+    if (found != live.end()) {
+      found->second.abandoned_alone = true;
+      core_.coverage.mark(Mark::kLoadsBlamed) += plans[0]->spans.empty() ? 1 : 0;
+    }
   }
   core_.feed(PlansAbandoned{});
   forget_plans();

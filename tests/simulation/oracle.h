@@ -57,7 +57,8 @@ struct Truth {
   int64_t prompt = 0;
   FinishReason reason = FinishReason::kLength;
   int64_t nan_row = -1;     // the sample after this row is not finite
-  int64_t poison_row = -1;  // a plan with this row kills a worker, always
+  int64_t poison_row = -1;    // a plan with this row kills a worker, always
+  bool poison_loads = false;  // so does one that loads its copies from the host
   int parts = 1;
   std::vector<std::array<hash::Entry, kLayers>> entries;  // [position][part]
 

@@ -41,6 +41,7 @@ RequestArrived Traffic::arrival(Draw& draw) {
   Truth truth = truth_of(limits.geometry, arrival.sampling.seed, std::move(text), arrival.max_tokens,
                          arrival.stop_tokens, nan_row);
   if (draw.chance(core_.setup.poison)) truth.poison_row = draw.below(truth.rows());
+  truth.poison_loads = draw.chance(core_.setup.poison);
   arrival.speculation = speculation(draw, truth);
   core_.workers.add(arrival.request, std::move(truth));
   const auto context = core_.plane.context(arrival.parent);

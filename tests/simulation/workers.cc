@@ -156,8 +156,16 @@ bool Workers::has_inputs(const Entry& entry) const {
 
 bool Workers::poisoned(int rank) const {
   const Entry* entry = current(rank);
-  if (entry == nullptr || static_cast<Phase>(entry->head(rank)) != Phase::kWrite0) return false;
-  return std::any_of(entry->plan->spans.begin(), entry->plan->spans.end(), [&](const Span& span) {
+  if (entry == nullptr) return false;
+  const Plan& plan = *entry->plan;
+  const auto phase = static_cast<Phase>(entry->head(rank));
+  if (phase == Phase::kCopies) {
+    return std::any_of(plan.loads.begin(), plan.loads.end(), [&](const HostCopy& load) {
+      return load.rank == rank && truths_.at(load.request).poison_loads;
+    });
+  }
+  if (phase != Phase::kWrite0) return false;
+  return std::any_of(plan.spans.begin(), plan.spans.end(), [&](const Span& span) {
     const int64_t row = truths_.at(span.request).poison_row;
     return row >= span.start && row < span.start + span.rows && entry->ranks.place(rank) == span.sampler_rank;
   });

@@ -81,7 +81,7 @@ class Workers {
   // ---- a worker's side
   // It has something to do and need not wait for others.
   bool ready(int rank) const;
-  // It stands in a row that kills it.
+  // It stands in a row, or before a load, that kills it.
   bool poisoned(int rank) const;
   // Runs the next phase. After `*writes` written slots and pages it stops in the middle and returns false. At
   // the end of a plan its outcome goes to results(rank).
