@@ -308,7 +308,7 @@ const std::vector<Plant>& plants() {
       {"HostWhereNoneCanBe", Checker::kNotices, false,
        [](Conditions& c) { wrap(c, Wrapped::kHostWhereNoneCanBe); }},
       {"PinnedNotFoundOnHost", Checker::kPins, false,
-       [](Conditions& c) { wrap(c, Wrapped::kFindsNothingOnHost); }, 200},
+       [](Conditions& c) { wrap(c, Wrapped::kFindsNothingOnHost); }, 600},
       {"PinnedNotFound", Checker::kPins, false, [](Conditions& c) { wrap(c, Wrapped::kFindsNothing); }},
       {"SpillMiscounted", Checker::kCounters, false,
        [](Conditions& c) { wrap(c, Wrapped::kSpillMiscounted); }},
