@@ -57,7 +57,8 @@ Result<void> check_fits_memory(const ArenaSizes& sizes, const char* pool_option,
   const int64_t mailboxes = ranks * sizes.mailbox_bytes;
   const int64_t host = sizes.host_bytes();
   const int64_t needed = pools + mailboxes + sizes.weight_bytes + host;
-  if (needed <= available) return {};
+  const int64_t usable = usable_memory(available);
+  if (needed <= usable) return {};
   // The largest part is what to make smaller.
   const char* field = host >= std::max({pools, mailboxes, sizes.weight_bytes}) ? "--host-pool"
                       : pools >= std::max(mailboxes, sizes.weight_bytes)       ? pool_option
@@ -66,9 +67,19 @@ Result<void> check_fits_memory(const ArenaSizes& sizes, const char* pool_option,
   return error(ErrorCode::kResourceExhausted,
                human_bytes(pools) + " of page pools, " +
                    (host > 0 ? human_bytes(host) + " of host pool, " : "") + human_bytes(mailboxes) +
-                   " of mailboxes and " + human_bytes(sizes.weight_bytes) + " of weights are more than the " +
-                   human_bytes(available) + " of memory that are available",
+                   " of mailboxes and " + human_bytes(sizes.weight_bytes) + " of weights are more than " +
+                   human_bytes(usable) + ": of the " + human_bytes(available) +
+                   " of memory that are available, one part in " + std::to_string(kMemoryShareKept) +
+                   " is kept free",
                field);
+}
+
+ArenaSizes sizes_of_one_more(const ArenaSizes& sizes) {
+  ArenaSizes one = sizes;
+  one.weight_bytes = 0;
+  one.host_pages = {};
+  one.pool_pages.resize(1);
+  return one;
 }
 
 }  // namespace weft::daemon

@@ -19,8 +19,16 @@ int64_t available_memory();
 // "MemAvailable:    1234 kB" among other lines; empty: not there.
 std::optional<int64_t> parse_available(const std::string& meminfo);
 
+// One part in so many of what is available is left to what the processes take for themselves, which nobody
+// counts beforehand: what a step computes with, the daemon's tables, journals.
+inline constexpr int64_t kMemoryShareKept = 16;
+inline int64_t usable_memory(int64_t available) { return available - available / kMemoryShareKept; }
+
 // kResourceExhausted says what is needed for what, and how much there is. `pool_option`: the one that set the
 // pools' size.
 Result<void> check_fits_memory(const ArenaSizes& sizes, const char* pool_option, int64_t available);
+
+// Of these, what one more rank will touch: all share the host pool and the weights.
+ArenaSizes sizes_of_one_more(const ArenaSizes& sizes);
 
 }  // namespace weft::daemon

@@ -78,12 +78,8 @@ Result<int> TopologyService::check_joins(const wire::AddWorkerRequest& request) 
           "device");
     }
   }
-  if (!fleet_.has_worker(*rank)) {
-    ArenaSizes one = *sizes;  // the memory it will touch
-    one.weight_bytes = 0;
-    one.pool_pages.resize(1);
-    TRY_VOID(check_fits_memory(one, "device", available_memory()));
-  }
+  if (!fleet_.has_worker(*rank))
+    TRY_VOID(check_fits_memory(sizes_of_one_more(*sizes), "device", available_memory()));
   return *rank;
 }
 
