@@ -1,6 +1,5 @@
 // Workers that come and go: see topology_change.h.
 #include <algorithm>
-#include <map>
 #include <set>
 #include <utility>
 
@@ -136,6 +135,12 @@ Result<void> ControlPlane::begin_moving() {
     if (!beside)
       return about(sequence->id, "waits to come in again, and would not fit beside pins", beside.error());
   }
+  memory_.for_each_block([&](const Block& block) {
+    if (!memory_.used(block)) return;
+    TopologyChange::Held held{block.id, block.serial, {}};
+    for (const BlockPart& part : block.parts) held.holders.push_back(part.holders());
+    change_->held.push_back(std::move(held));
+  });
   for (Sequence* sequence : running_) {
     const GroupingWish wish = wish_in_force(limits_, *sequence);
     const Result<RegroupPrice> price =
@@ -194,9 +199,7 @@ void ControlPlane::find_strays() {
     const Block& block = memory_.block(id);
     // Who uses a forgotten one takes its bytes along.
     if (block.run == kNoRun || memory_.forgotten(id)) continue;
-    TopologyChange::Stray stray{id, block.serial, block.index, {}};
-    for (const BlockPart& part : block.parts) stray.held.push_back(part.holders());
-    change_->strays.push_back(std::move(stray));
+    change_->strays.push_back({id, block.serial, block.index});
   }
   // Beginnings first: without them nothing behind is found.
   std::sort(change_->strays.begin(), change_->strays.end(), [](const auto& a, const auto& b) {
@@ -306,42 +309,18 @@ void ControlPlane::undo_moves() {
   }
 }
 
-// What no sequence that uses a block asks for, in its present residency or in one it waits for; and whatever
-// came to a rank that was to join.
+// Pages that blocks in use had not, and whatever came to a rank that was to join. Copies of blocks that nobody
+// uses can be evicted.
 void ControlPlane::drop_moved() {
-  const RankMask joining = change_->after.ranks() & ~change_->before.ranks();
-  // Copies of blocks that nobody uses can be evicted; those of pinned ones took room that was others'.
-  for (const TopologyChange::Stray& stray : change_->strays) {
-    const Block* block = memory_.find_block(stray.block, stray.serial);
+  for (const TopologyChange::Held& one : change_->held) {
+    const Block* block = memory_.find_block(one.block, one.serial);
     if (block == nullptr || !memory_.used(*block)) continue;
     for (int part = 0; part < memory_.parts(); ++part) {
-      const RankMask held = stray.held[static_cast<size_t>(part)];
-      if ((block->part(part).valid & held) == 0) continue;
-      for_each_rank(block->part(part).holders() & ~held,
-                    [&](int rank) { memory_.drop(stray.block, part, rank); });
+      const RankMask held = one.holders[static_cast<size_t>(part)];
+      for_each_rank(block->part(part).holders() & ~held, [&](int rank) { memory_.drop(one.block, part, rank); });
     }
   }
-  std::map<std::pair<BlockId, int>, RankMask> wanted;
-  std::set<BlockId> empty;
-  for (const Sequence* sequence : running_) {
-    memory_.for_each(sequence->blocks, 0, [&](const Block& block) {
-      if (block.index * limits_.geometry.block_tokens >= sequence->computed) empty.insert(block.id);
-      for (int part = 0; part < memory_.parts(); ++part) {
-        RankMask& mask = wanted[{block.id, part}];
-        mask |= memory_.wanted(block, part, sequence->placement.residency);
-        if (sequence->next) mask |= memory_.wanted(block, part, sequence->next->residency);
-      }
-    });
-  }
-  for (const auto& [key, mask] : wanted) {
-    const auto& [id, part] = key;
-    for_each_rank(memory_.block(id).part(part).holders() & ~mask, [&, id = id, part = part](int rank) {
-      // A valid page stays where no other that stays has the bytes (a switch that waits will copy them). One
-      // of a block without rows has none, and those to come will not be written there.
-      const RankMask valid = memory_.block(id).part(part).valid & ~joining;
-      if (valid != mask_of(rank) || empty.contains(id)) memory_.drop(id, part, rank);
-    });
-  }
+  const RankMask joining = change_->after.ranks() & ~change_->before.ranks();
   for (const BlockId id :
        blocks_where(memory_, [&](const BlockPart& part) { return (part.holders() & joining) != 0; })) {
     drop_from(id, joining);

@@ -30,13 +30,17 @@ struct TopologyChange {
     bool needs_switch = false, trim = false;
     bool staged = false;  // its copies are in a plan
   };
-  // A block of the prefix cache that no running sequence uses, of which something lies on leaving ranks
-  // alone.
+  // A block that somebody uses, or keeps, and where its pages were, by part.
+  struct Held {
+    BlockId block{};
+    uint64_t serial = 0;
+    std::vector<RankMask> holders;
+  };
+  // A block of the prefix cache of which something lies on leaving ranks alone.
   struct Stray {
     BlockId block{};
     uint64_t serial = 0;
     int64_t index = 0;
-    std::vector<RankMask> held;  // before, by part
   };
 
   uint64_t command = 0;
@@ -44,6 +48,7 @@ struct TopologyChange {
   kv::Topology movers;  // carry out the copies: the old ranks, or those of them that are left
   Stage stage = Stage::kQuiet;
   std::vector<Before> sequences;
+  std::vector<Held> held;
   std::vector<Stray> strays;
   size_t strays_done = 0;
   std::optional<Plan> plan;  // made, not taken yet

@@ -149,6 +149,31 @@ TEST_F(TopologyTest, WhereARankThatIsGoneIsNeededNothingWaitsForPlansThatWereDro
   h().expect_right(id);
 }
 
+// One that has come in and not run yet has no pages of its first placement, and its next one needs others.
+TEST_F(TopologyTest, AChangeThatIsUndoneGivesBackWhatANewcomerTook) {
+  make(4, 120);
+  const auto prompt = text(1, 41);
+  h().submit(prompt, 1, wish(kv::DecodeKind::kDp));
+  h().run_all();
+  const RequestId id = h().submit(prompt, 20, kTpWish);
+  h().feed(PauseChanged{id, true});
+  EXPECT_FALSE(h().plan().has_value());
+  ASSERT_EQ(h().plane.running_count(), 1);
+  RegroupRequested regroup{++commands_, id, false, true, false, wish(kv::DecodeKind::kDcp, 4)};
+  h().feed(regroup);
+  std::array<int64_t, 4> before{};
+  for (int rank = 0; rank < 4; ++rank) before[static_cast<size_t>(rank)] = used(rank);
+  change(3, false);
+  ASSERT_TRUE(h().plan().has_value());
+  h().in_flight.clear();
+  h().feed(PlansAbandoned{});
+  EXPECT_EQ(h().topologies.back().error.code, ErrorCode::kUnavailable);
+  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(used(rank), before[static_cast<size_t>(rank)]) << rank;
+  h().feed(PauseChanged{id, false});
+  h().run_all();
+  h().expect_right(id);
+}
+
 TEST_F(TopologyTest, NothingIsPlannedBeforePlansInFlightAreAcknowledged) {
   make(4, 120);
   submit_all();

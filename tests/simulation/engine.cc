@@ -52,6 +52,10 @@ void Engine::abandon(const std::vector<std::shared_ptr<const Plan>>& plans) {
       found->second.abandoned_alone = true;
       core_.coverage.mark(Mark::kLoadsBlamed) += plans[0]->spans.empty() ? 1 : 0;
     }
+    // Whose context a plan of nothing else sends to the host does not show in it.
+    if (served.empty() && !plans[0]->spills.empty()) {
+      for (auto& [id, one] : live) one.abandoned_alone = one.abandoned_alone || one.on_host;
+    }
   }
   core_.feed(PlansAbandoned{});
   forget_plans();
