@@ -201,7 +201,7 @@ void ControlPlane::admit_waiting(Time now) {
     if (known || !(admit(now, next, at == 0) || (at == 0 && relieve(now, next)))) {
       if (memory_.changes() != changes) continue;  // others have given up room
       if (nobody_makes_room() && at == 0) {        // nobody who runs could make room
-        refuse_for_pins(next);
+        if (!squeeze_pins()) refuse_for_pins(next);
         continue;
       }
       next.no_room_at = changes;
@@ -447,6 +447,47 @@ ControlPlane::Pin ControlPlane::pinnable(RequestId id) {
   return pin;
 }
 
+void ControlPlane::note_holders(Pin& pin) const {
+  const auto parts = static_cast<size_t>(memory_.parts());
+  pin.holders.resize(static_cast<size_t>(pin.blocks) * parts);
+  memory_.cache().for_each_run(pin.tail, [&](const Run& run, int64_t first, int64_t end) {
+    for (int64_t index = first; index < end; ++index) {
+      const Block& block = memory_.block(run.blocks[static_cast<size_t>(index - run.first_index)]);
+      for (size_t part = 0; part < parts; ++part)
+        pin.holders[static_cast<size_t>(index) * parts + part] = block.parts[part].holders();
+    }
+  });
+}
+
+// Whoever ran with pinned blocks may have spread them to more ranks, and left them so: pages in the room that
+// others had when the pins were made. While nobody runs they are given back. False: there are none.
+bool ControlPlane::squeeze_pins() {
+  const auto parts = static_cast<size_t>(memory_.parts());
+  std::map<BlockId, std::vector<RankMask>> kept;
+  for (const auto& [number, pin] : pins_) {
+    memory_.cache().for_each_run(pin.tail, [&, &pin = pin](const Run& run, int64_t first, int64_t end) {
+      for (int64_t index = first; index < end; ++index) {
+        auto& masks = kept[run.blocks[static_cast<size_t>(index - run.first_index)]];
+        masks.resize(parts);
+        for (size_t part = 0; part < parts; ++part)
+          masks[part] |= pin.holders[static_cast<size_t>(index) * parts + part];
+      }
+    });
+  }
+  bool given = false;
+  for (const auto& [id, masks] : kept) {
+    for (size_t part = 0; part < parts; ++part) {
+      const BlockPart& held = memory_.block(id).parts[part];
+      if ((held.valid & masks[part]) == 0) continue;  // what lay there is lost, or has moved
+      for_each_rank(held.holders() & ~masks[part], [&, id = id](int rank) {
+        memory_.drop(id, static_cast<int>(part), rank);
+        given = true;
+      });
+    }
+  }
+  return given;
+}
+
 void ControlPlane::on(Time now, const PinRequested& event, Notices& notices) {
   if (change_) {  // what nobody used when blocks moved may have been left behind
     change_->deferred.push_back(event);
@@ -477,6 +518,7 @@ void ControlPlane::on(Time now, const PinRequested& event, Notices& notices) {
     notice.pin = ++pin_numbers_;
     found.since = now;
     if (found.blocks > 0) memory_.pin(found.tail);
+    note_holders(found);
     memory_.lock_host(found.host);
     pins_.emplace(notice.pin, std::move(found));
   }

@@ -103,10 +103,13 @@ class ControlPlane {
     RequestId request{};
     BlockId tail = kNoBlock;
     int64_t blocks = 0;
+    std::vector<RankMask> holders;    // of them, [block][part], when it was made
     std::vector<kv::BlockHash> host;  // of the blocks behind these, which only the host has
     Time since{};
   };
   Pin pinnable(RequestId id);
+  void note_holders(Pin& pin) const;
+  bool squeeze_pins();
   // One that has lost all it kept keeps its number, and no room.
   bool any_pinned() const {
     return std::any_of(pins_.begin(), pins_.end(),

@@ -71,6 +71,26 @@ TEST(Pins, ARequestThatFitsOnlyWithoutThemIsRefused) {
   h.expect_right(again);
 }
 
+// Who used a pinned context under another grouping leaves copies of it, which would be kept as long as the pin.
+TEST(Pins, WhatOthersSpreadThemToMakesRoom) {
+  Harness h(small_limits(2, 14));
+  const RequestId kept = h.submit(text(1, 40), 1, wish(kv::DecodeKind::kDp));
+  h.run_all();
+  pin(h, kept);
+  const int64_t pinned = h.entries(0).used + h.entries(1).used;
+  EXPECT_EQ(pinned, 10);
+  const RequestId wide = h.submit(text(1, 42), 2, kTpWish);
+  h.run_all();
+  EXPECT_EQ(h.entries(0).used + h.entries(1).used, 2 * pinned);
+  const RequestId large = h.submit(text(2, 44), 4, wish(kv::DecodeKind::kDp));  // 12 blocks on one rank
+  h.run_all();
+  EXPECT_EQ(h.entries(0).used + h.entries(1).used, pinned);
+  const RequestId again = h.submit(text(1, 41), 1, wish(kv::DecodeKind::kDp));
+  h.run_all();
+  EXPECT_EQ(h.finished(again).cached_tokens, 40);
+  for (const RequestId id : {wide, large, again}) h.expect_right(id);
+}
+
 TEST(Pins, WhatIsNotThereIsRefused) {
   Harness h(small_limits(1, 64));
   const RequestId tiny = h.submit(text(1, 3), 1);  // no whole block
