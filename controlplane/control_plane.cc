@@ -201,6 +201,8 @@ void ControlPlane::admit_waiting(Time now) {
     if (known || !(admit(now, next, at == 0) || (at == 0 && relieve(now, next)))) {
       if (memory_.changes() != changes) continue;  // others have given up room
       if (nobody_makes_room() && at == 0) {        // nobody who runs could make room
+        // Copies that a plan in flight makes may be undone: what they were made from stays until then.
+        if (!in_flight_.empty()) return;
         if (!squeeze_pins()) refuse_for_pins(next);
         continue;
       }

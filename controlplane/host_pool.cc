@@ -109,10 +109,15 @@ void HostPool::forget(const std::vector<kv::BlockHash>& hashes, StepId fence) {
   if (copies_.empty()) return;
   std::unordered_multimap<kv::BlockHash, kv::BlockHash, kv::BlockHashHasher> children;
   for (const auto& [hash, copy] : copies_) children.emplace(copy.parent, hash);
-  std::vector<kv::BlockHash> below = hashes;
+  std::vector<kv::BlockHash> below;
+  std::unordered_set<kv::BlockHash, kv::BlockHashHasher> seen;  // a chain hangs below each of its own blocks
+  const auto add = [&](const kv::BlockHash& hash) {
+    if (seen.insert(hash).second) below.push_back(hash);
+  };
+  for (const kv::BlockHash& hash : hashes) add(hash);
   for (size_t i = 0; i < below.size(); ++i) {
     const auto [first, last] = children.equal_range(below[i]);
-    for (auto child = first; child != last; ++child) below.push_back(child->second);
+    for (auto child = first; child != last; ++child) add(child->second);
   }
   for (const kv::BlockHash& hash : below) {
     const auto found = copies_.find(hash);
