@@ -158,6 +158,8 @@ bool try_admit(Sequence& sequence, const GroupingWish& wish, Memory& memory, boo
   sequence.placement = entry.placement;
   sequence.origin = entry.origin;
   sequence.hit_blocks = sequence.blocks.size();
+  sequence.trusted_blocks =
+      sequence.again ? std::min(sequence.trusted_blocks, sequence.hit_blocks) : sequence.hit_blocks;
   sequence.cached = sequence.hit_blocks * memory.limits().geometry.block_tokens;
   // Something must produce the first token: on a full hit the last row runs again.
   sequence.repeat_last_row = sequence.answered() == 0 && sequence.cached == sequence.prompt;

@@ -29,7 +29,8 @@ void ControlPlane::drop_plans(Time now, Error why, Notices& notices) {
 
 void ControlPlane::on(Time now, const MemoryLost& event, Notices& notices) {
   CHECK(event.rank >= 0 && event.rank < limits_.rank_count, event.rank);
-  drop_plans(now, error(ErrorCode::kUnavailable, "memory of rank " + std::to_string(event.rank) + " was lost"),
+  drop_plans(now,
+             error(ErrorCode::kUnavailable, "memory of rank " + std::to_string(event.rank) + " was lost"),
              notices);
 
   std::vector<BlockId> lost;  // ascending

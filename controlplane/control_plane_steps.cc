@@ -157,8 +157,8 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
                                       sequence.answered(), sequence.drafted, sequence.accepted,
                                       stored_bytes(sequence), sequence.next.has_value()});
   // What a failed request has computed itself is not trusted; one that is late has not failed.
-  if (reason == FinishReason::kError && !late && sequence.blocks.registered > sequence.hit_blocks) {
-    memory_.distrust(memory_.at(sequence.blocks, sequence.hit_blocks));
+  if (reason == FinishReason::kError && !late && sequence.blocks.registered > sequence.trusted_blocks) {
+    memory_.distrust(memory_.at(sequence.blocks, sequence.trusted_blocks));
     shorten_pins();
   }
   if (reason == FinishReason::kError && !late && sequence.host_context) {
@@ -188,7 +188,7 @@ void ControlPlane::finish(Sequence& sequence, FinishReason reason, Error failure
 
 // Of the blocks that it computed itself, those that are there and those on their way.
 void ControlPlane::distrust_own_copies(const Sequence& sequence) {
-  std::vector<kv::BlockHash> own(sequence.host_copies.begin() + sequence.hit_blocks,
+  std::vector<kv::BlockHash> own(sequence.host_copies.begin() + sequence.trusted_blocks,
                                  sequence.host_copies.end());
   for (const PlanRecord& record : in_flight_) {
     for (const Sunk& sunk : record.sunk) {

@@ -49,7 +49,8 @@ Result<kv::Topology> ControlPlane::topology_with(const TopologyRequested& event)
 
 void ControlPlane::on(Time now, const TopologyRequested& event, Notices& notices) {
   if (event.gone) {
-    drop_plans(now, error(ErrorCode::kUnavailable, "rank " + std::to_string(event.rank) + " was lost"), notices);
+    drop_plans(now, error(ErrorCode::kUnavailable, "rank " + std::to_string(event.rank) + " was lost"),
+               notices);
   }
   const Result<kv::Topology> after = topology_with(event);
   if (!after) {
@@ -309,15 +310,16 @@ void ControlPlane::undo_moves() {
   }
 }
 
-// Pages that blocks in use had not, and whatever came to a rank that was to join. Copies of blocks that nobody
-// uses can be evicted.
+// Pages that blocks in use had not, and whatever came to a rank that was to join. Copies of blocks that
+// nobody uses can be evicted.
 void ControlPlane::drop_moved() {
   for (const TopologyChange::Held& one : change_->held) {
     const Block* block = memory_.find_block(one.block, one.serial);
     if (block == nullptr || !memory_.used(*block)) continue;
     for (int part = 0; part < memory_.parts(); ++part) {
       const RankMask held = one.holders[static_cast<size_t>(part)];
-      for_each_rank(block->part(part).holders() & ~held, [&](int rank) { memory_.drop(one.block, part, rank); });
+      for_each_rank(block->part(part).holders() & ~held,
+                    [&](int rank) { memory_.drop(one.block, part, rank); });
     }
   }
   const RankMask joining = change_->after.ranks() & ~change_->before.ranks();

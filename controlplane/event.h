@@ -86,8 +86,8 @@ struct StepAcknowledged {
   std::vector<Sample> samples;
 };
 
-// The plans in flight were lost too often as they are (daemon/flights.h). They will not be run; their sequences are to be retried
-// one at a time, and one that fails again alone ends with an error.
+// The plans in flight were lost too often as they are (daemon/flights.h). They will not be run; their
+// sequences are to be retried one at a time, and one that fails again alone ends with an error.
 struct PlansAbandoned {};
 
 // Change the grouping of one running request. Answered by a RegroupedNotice with the same command number.

@@ -77,7 +77,9 @@ struct Sequence {
   int64_t widened = 0;            // … it is spread over plans, and so many blocks have what it wants
   int origin = 0;
   BlockPath blocks;
-  int64_t hit_blocks = 0;   // the first blocks came from the prefix cache
+  int64_t hit_blocks = 0;  // the first blocks came from the prefix cache
+  int64_t trusted_blocks =
+      0;                    // of these, the first ones were others' when it first came in: not its own work
   int64_t held_blocks = 0;  // the first so many have all the pages that writing() wants
   // Of the hit blocks, those that are only on the host: its first plans load them, and until its first rows
   // are acknowledged their copies are locked.

@@ -64,14 +64,13 @@ Result<void> check_fits_memory(const ArenaSizes& sizes, const char* pool_option,
                       : pools >= std::max(mailboxes, sizes.weight_bytes)       ? pool_option
                       : mailboxes >= sizes.weight_bytes                        ? "--max-step-rows"
                                                                                : "--model";
-  return error(ErrorCode::kResourceExhausted,
-               human_bytes(pools) + " of page pools, " +
-                   (host > 0 ? human_bytes(host) + " of host pool, " : "") + human_bytes(mailboxes) +
-                   " of mailboxes and " + human_bytes(sizes.weight_bytes) + " of weights are more than " +
-                   human_bytes(usable) + ": of the " + human_bytes(available) +
-                   " of memory that are available, one part in " + std::to_string(kMemoryShareKept) +
-                   " is kept free",
-               field);
+  return error(
+      ErrorCode::kResourceExhausted,
+      human_bytes(pools) + " of page pools, " + (host > 0 ? human_bytes(host) + " of host pool, " : "") +
+          human_bytes(mailboxes) + " of mailboxes and " + human_bytes(sizes.weight_bytes) +
+          " of weights are more than " + human_bytes(usable) + ": of the " + human_bytes(available) +
+          " of memory that are available, one part in " + std::to_string(kMemoryShareKept) + " is kept free",
+      field);
 }
 
 ArenaSizes sizes_of_one_more(const ArenaSizes& sizes) {

@@ -66,6 +66,23 @@ TEST_F(LostTest, ASequenceGoesOnFromItsFirstLostBlock) {
   EXPECT_EQ(h().plane.counters().replayed_rows, 41 + 13 - 1 - first * 4);
 }
 
+// It finds its own beginning then, and that is no less its work.
+TEST_F(LostTest, WhatOneThatFailsComputedBeforeItCameInAgainIsNotFound) {
+  make(2, 60);
+  const auto striped = wish(kv::DecodeKind::kDcp, 2, kv::IndexKind::kSplit);
+  const RequestId failed = h().submit(h().arrival(text(3, 41), 20, striped), 52);  // this row draws no token
+  while (h().outcome(failed).tokens.size() < 4) h().step();
+  lose(kv::class_owner(kv::residue_class(1, 2), h().plane.request(failed)->origin, 2));
+  h().step();
+  ASSERT_EQ(h().plane.request(failed)->cached_tokens, 4);
+  h().run_all();
+  ASSERT_EQ(h().finished(failed).reason, FinishReason::kError);
+  const RequestId next = h().submit(text(3, 41), 2, striped);
+  h().run_all();
+  h().expect_right(next);
+  EXPECT_EQ(h().finished(next).cached_tokens, 0);
+}
+
 TEST_F(LostTest, WhoComesInAgainBesidePinsKeepsItsGroupingUntilThen) {
   make(2, 60);
   const RequestId pinned = h().submit(text(4, 40), 4, kTpWish);

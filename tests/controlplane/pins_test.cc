@@ -71,7 +71,8 @@ TEST(Pins, ARequestThatFitsOnlyWithoutThemIsRefused) {
   h.expect_right(again);
 }
 
-// Who used a pinned context under another grouping leaves copies of it, which would be kept as long as the pin.
+// Who used a pinned context under another grouping leaves copies of it, which would be kept as long as the
+// pin.
 TEST(Pins, WhatOthersSpreadThemToMakesRoom) {
   Harness h(small_limits(2, 14));
   const RequestId kept = h.submit(text(1, 40), 1, wish(kv::DecodeKind::kDp));
@@ -89,6 +90,34 @@ TEST(Pins, WhatOthersSpreadThemToMakesRoom) {
   h.run_all();
   EXPECT_EQ(h.finished(again).cached_tokens, 40);
   for (const RequestId id : {wide, large, again}) h.expect_right(id);
+}
+
+// A page that a plan in flight fills is not there yet: what it is filled from stays.
+TEST(Pins, NothingIsGivenBackForACopyThatMayBeUndone) {
+  Harness h(small_limits(2, 14));
+  const RequestId kept = h.submit(text(1, 40), 1, wish(kv::DecodeKind::kDp));
+  h.run_all();
+  const int home = h.entries(0).cached > 0 ? 0 : 1;
+  pin(h, kept);
+  h.submit(text(1, 42), 2, kTpWish);  // spreads it
+  h.run_all();
+  h.in_flight.clear();
+  h.workers.lose(home);
+  h.feed(MemoryLost{home});
+  const RequestId back = h.submit(text(1, 42), 2, kTpWish);  // copies it back
+  const auto copies = h.plan();
+  ASSERT_TRUE(copies.has_value());
+  ASSERT_GT(copies->copies.size(), 0u);
+  h.feed(CancelRequested{back});
+  const RequestId large = h.submit(text(2, 44), 4, wish(kv::DecodeKind::kDp));
+  EXPECT_FALSE(h.plan().has_value());
+  h.in_flight.clear();
+  h.feed(PlansAbandoned{});
+  const RequestId again = h.submit(text(1, 41), 1, wish(kv::DecodeKind::kDp));
+  h.run_all();
+  h.expect_right(again);
+  EXPECT_EQ(h.finished(again).cached_tokens, 40);
+  EXPECT_EQ(h.finished(large).error.code, ErrorCode::kResourceExhausted);
 }
 
 TEST(Pins, WhatIsNotThereIsRefused) {

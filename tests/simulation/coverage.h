@@ -107,7 +107,7 @@ enum class Mark : uint8_t {
   kHostEvicted,  // copies that made room for others
   kSpillAbandoned,
   kLoadAbandoned,
-  kLoadsBlamed,  // on the one request that a plan without rows loaded for
+  kLoadsBlamed,  // requests that failed alone, whose loads alone kill workers
   kThinned,
   kThickened,
   kPreempted,

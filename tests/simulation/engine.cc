@@ -48,10 +48,7 @@ void Engine::abandon(const std::vector<std::shared_ptr<const Plan>>& plans) {
     for (const HostCopy& load : plans[0]->loads) served.insert(load.request);
     auto& live = core_.ledger.live();
     const auto found = served.size() == 1 ? live.find(*served.begin()) : live.end();
-    if (found != live.end()) {
-      found->second.abandoned_alone = true;
-      core_.coverage.mark(Mark::kLoadsBlamed) += plans[0]->spans.empty() ? 1 : 0;
-    }
+    if (found != live.end()) found->second.abandoned_alone = true;
     // Whose context a plan of nothing else sends to the host does not show in it.
     if (served.empty() && !plans[0]->spills.empty()) {
       for (auto& [id, one] : live) one.abandoned_alone = one.abandoned_alone || one.on_host;

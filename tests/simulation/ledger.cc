@@ -247,6 +247,7 @@ void Ledger::check_error(const FinishedNotice& notice, const Live& live, const T
       expect(live.abandoned_alone);
       failures_.push_back(notice);
       count(Mark::kInternal);
+      count(Mark::kLoadsBlamed, truth.poison_loads && truth.poison_row < 0);
       break;
     case ErrorCode::kDeadlineExceeded:
       expect(live.deadline.has_value());

@@ -56,7 +56,7 @@ struct Truth {
   std::vector<uint32_t> tokens;  // prompt and the whole answer
   int64_t prompt = 0;
   FinishReason reason = FinishReason::kLength;
-  int64_t nan_row = -1;     // the sample after this row is not finite
+  int64_t nan_row = -1;       // the sample after this row is not finite
   int64_t poison_row = -1;    // a plan with this row kills a worker, always
   bool poison_loads = false;  // so does one that loads its copies from the host
   int parts = 1;
